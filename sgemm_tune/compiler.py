@@ -1,0 +1,205 @@
+"""(Kernel, Arch) -> Binary through CuPy's NVRTC, with a content-addressed cache. Needs no GPU.
+
+`cupy.cuda.compiler` asks the device for its architecture and cannot name sm_90a, so the thin bindings of
+`cupy.cuda.nvrtc` are used directly.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sgemm_tune.arch import Arch
+from sgemm_tune.binary_cache import BinaryCache
+from sgemm_tune.errors import CompileError, DeviceUnavailable
+from sgemm_tune.kernel import ENTRY_POINT, Kernel
+from sgemm_tune.sources import SourceText, source_text
+
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_STATIC_SMEM = re.compile(r"(\d+) bytes smem")
+_SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
+_ASSERTION = re.compile(r'static assertion failed with "([^"]*)"')
+_ERROR = re.compile(r"error\s*:\s*(.+)")
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel and what ptxas said of it.
+
+    Attributes:
+        cubin: the whole ELF file.
+        registers: per thread.
+        spill_bytes: spill stores and loads per thread, in bytes.
+        static_smem: bytes of static shared memory per block.
+        nvrtc: version of the compiler, `12.9`.
+        seconds: how long the compilation took when it was done.
+        log: the compiler's log.
+        cached: whether this came from the cache.
+    """
+
+    cubin: bytes
+    registers: int
+    spill_bytes: int
+    static_smem: int
+    nvrtc: str
+    seconds: float
+    log: str
+    cached: bool = False
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of SHA-256 over the cubin."""
+        return hashlib.sha256(self.cubin).hexdigest()[:16]
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    """CuPy's NVRTC bindings.
+
+    Raises:
+        DeviceUnavailable: CuPy or the NVRTC library is missing.
+    """
+    try:
+        from cupy.cuda import nvrtc  # noqa: TID251
+
+        nvrtc.getVersion()
+    except Exception as error:
+        raise DeviceUnavailable(
+            f"NVRTC cannot be loaded ({type(error).__name__}: {error}): "
+            "pip install cupy-cuda12x nvidia-cuda-nvrtc-cu12"
+        ) from error
+    return nvrtc
+
+
+def nvrtc_version() -> str:
+    """The compiler's version, `12.9`.
+
+    Raises:
+        DeviceUnavailable: CuPy or the NVRTC library is missing.
+    """
+    major, minor = _nvrtc().getVersion()
+    return f"{major}.{minor}"
+
+
+def options(target: str, defines: tuple[str, ...]) -> tuple[str, ...]:
+    """What NVRTC is given: no fast-math, no flush-to-zero, FFMA contraction as the language has it."""
+    return (
+        f"--gpu-architecture={target}",
+        "--std=c++17",
+        "--device-as-default-execution-space",
+        "--ptxas-options=-v",
+        *defines,
+    )
+
+
+def cache_key(kernel: Kernel, arch: Arch) -> str:
+    """64 hex digits over everything that the cubin depends on: code, headers, options, compiler."""
+    source = source_text(kernel.source)
+    parts = [source.digest, source.text, *options(arch.target, kernel.defines), nvrtc_version()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def compile_kernel(kernel: Kernel, arch: Arch, cache: BinaryCache | None = None) -> Binary:
+    """Compile one configuration for one architecture, or take it from `cache`.
+
+    Raises:
+        CompileError: NVRTC refused it; the log is attached.
+        DeviceUnavailable: CuPy or the NVRTC library is missing.
+    """
+    key = cache_key(kernel, arch) if cache is not None else ""
+    if cache is not None and (stored := cache.read(key)) is not None:
+        meta, cubin = stored
+        return Binary(cubin=cubin, cached=True, **meta)
+    binary = compile_source(source_text(kernel.source), arch, kernel.defines, str(kernel))
+    if cache is not None:
+        meta = asdict(binary)
+        cache.write(key, {name: meta[name] for name in meta if name not in ("cubin", "cached")}, binary.cubin)
+    return binary
+
+
+def compile_source(source: SourceText, arch: Arch, defines: tuple[str, ...], label: str) -> Binary:
+    """Compile any source to a cubin; `label` names it in messages.
+
+    Raises:
+        CompileError: NVRTC refused it; the log is attached.
+    """
+    started = time.perf_counter()
+    cubin, log = _compile(source, options(arch.target, defines), label)
+    return Binary(
+        cubin=cubin,
+        registers=_only(_REGISTERS, log),
+        spill_bytes=sum(int(found) for found in _SPILLS.findall(log)),
+        static_smem=_only(_STATIC_SMEM, log),
+        nvrtc=nvrtc_version(),
+        seconds=time.perf_counter() - started,
+        log=log,
+    )
+
+
+def check_front_end(kernel: Kernel, arch: Arch) -> list[str]:
+    """The static_assert messages that `kernel`'s source raises; empty where it is accepted.
+
+    Raises:
+        CompileError: refused for another reason than a static_assert.
+    """
+    virtual = arch.target.replace("sm_", "compute_")
+    try:
+        _compile(source_text(kernel.source), options(virtual, kernel.defines), str(kernel), to_cubin=False)
+    except CompileError as error:
+        messages = list(dict.fromkeys(_ASSERTION.findall(error.log)))
+        if not messages:
+            raise
+        return messages
+    return []
+
+
+def _compile(
+    source: SourceText, flags: tuple[str, ...], label: str, *, to_cubin: bool = True
+) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
+    # the bindings of CuPy for CUDA 12 take headers as text or bytes, those for CUDA 13 bytes alone
+    names = [name.encode() for name, _ in source.headers]
+    texts = [text.encode() for _, text in source.headers]
+    program = nvrtc.createProgram(source.text, source.name, texts, names)
+    try:
+        try:
+            nvrtc.compileProgram(program, list(flags))
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            raise CompileError(f"{label} does not compile: {_first_error(log) or error}", log) from error
+        log = nvrtc.getProgramLog(program)
+        if not to_cubin:
+            return b"", log
+        # CuPy hands back one byte less than the ELF file: the driver takes it, disassemblers do not
+        return nvrtc.getCUBIN(program) + b"\0", log
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _first_error(log: str) -> str:
+    assertion = _ASSERTION.search(log)
+    if assertion:
+        return assertion.group(1)
+    found = _ERROR.search(log)
+    return found.group(1).strip() if found else ""
+
+
+def _only(pattern: re.Pattern[str], log: str) -> int:
+    found = pattern.search(log)
+    return int(found.group(1)) if found else 0
+
+
+__all__ = [
+    "ENTRY_POINT",
+    "Binary",
+    "cache_key",
+    "check_front_end",
+    "compile_kernel",
+    "compile_source",
+    "nvrtc_version",
+    "options",
+]

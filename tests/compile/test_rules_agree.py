@@ -1,0 +1,99 @@
+"""Python and the CUDA sources agree: on files, on tunables, on what is legal and on why not."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import pytest
+
+from sgemm_tune.arch import ARCHS
+from sgemm_tune.compiler import check_front_end, compile_kernel
+from sgemm_tune.errors import CompileError, IllegalConfiguration
+from sgemm_tune.kernel import Kernel, ladder
+from sgemm_tune.sources import kernels_dir
+
+STAGES = ladder()
+ARCH = ARCHS["sm_90"]
+SEED = 20250702
+LEGAL, ILLEGAL = 6, 14
+"""Configurations drawn per stage; illegal ones stop in the front end and cost next to nothing."""
+
+
+def _cross_product(stage: type[Kernel]) -> list[Kernel]:
+    tunables = stage.tunables()
+    return [
+        stage(**dict(zip(tunables, values, strict=True))) for values in itertools.product(*tunables.values())
+    ]
+
+
+def _sample(stage: type[Kernel]) -> list[Kernel]:
+    """Legal and illegal configurations such that each rule that can be broken is broken in one of them."""
+    chance = random.Random(SEED)
+    every = _cross_product(stage)
+    chance.shuffle(every)
+    broken = {kernel: kernel.violations() for kernel in every}
+    legal = [kernel for kernel in every if not broken[kernel]][:LEGAL]
+    illegal = [kernel for kernel in every if broken[kernel]]
+    drawn = illegal[:ILLEGAL]
+    for message in sorted({message for messages in broken.values() for message in messages}):
+        if not any(message in broken[kernel] for kernel in drawn):
+            drawn.append(next(kernel for kernel in illegal if message in broken[kernel]))
+    return legal + drawn
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
+def test_front_end_accepts_what_python_accepts(stage: type[Kernel]) -> None:
+    for kernel in _sample(stage):
+        assert check_front_end(kernel, ARCH) == kernel.violations(), kernel
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
+def test_every_rule_that_can_be_broken_is_sampled(stage: type[Kernel]) -> None:
+    breakable = {message for kernel in _cross_product(stage) for message in kernel.violations()}
+    sampled = {message for kernel in _sample(stage) for message in kernel.violations()}
+    assert sampled == breakable
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
+def test_the_messages_are_the_sources_in_its_order(stage: type[Kernel]) -> None:
+    text = (kernels_dir() / stage.source).read_text(encoding="utf-8")
+    asserted = re.findall(r'static_assert\([^;]*?"([^"]*)"\);', text)
+    assert asserted == [message for _, message in stage()._all_rules()]
+
+
+def test_sources_and_declarations_match_one_to_one() -> None:
+    assert sorted(path.name for path in kernels_dir().glob("*.cu")) == [stage.source for stage in STAGES]
+    assert [stage.rung() for stage in STAGES] == list(range(1, len(STAGES) + 1))
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
+def test_tunables_and_defines_match_one_to_one(stage: type[Kernel]) -> None:
+    text = (kernels_dir() / stage.source).read_text(encoding="utf-8")
+    declared = re.findall(r"^constexpr int (\w+) = TUNE_(\w+);", text, re.MULTILINE)
+    assert [(name, name) for name in stage.tunables()] == declared
+    assert len(re.findall(r"\bTUNE_\w+", text)) == len(declared), "a define is read once, into its constexpr"
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
+def test_default_is_legal_everywhere(stage: type[Kernel]) -> None:
+    for arch in ARCHS.values():
+        assert stage() in stage.legal(arch)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
+def test_a_missing_define_fails(stage: type[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = stage()
+    every = kernel.defines
+    for missing in every:
+        monkeypatch.setattr(Kernel, "defines", tuple(define for define in every if define != missing))
+        with pytest.raises(CompileError) as caught:
+            compile_kernel(kernel, ARCH)
+        assert missing.removeprefix("-D").split("=")[0] in caught.value.log
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
+def test_an_unknown_tunable_is_refused(stage: type[Kernel]) -> None:
+    with pytest.raises(IllegalConfiguration, match="has no tunable 'STAGES'"):
+        stage.from_params({**stage().params, "STAGES": 2})

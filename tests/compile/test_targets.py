@@ -1,0 +1,161 @@
+"""Every stage compiles for every architecture, keeps its sums in registers and uses the wide instructions."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sgemm_tune.arch import ARCHS, Arch
+from sgemm_tune.compiler import compile_kernel
+from sgemm_tune.kernel import Kernel, ladder, stage_named
+
+STAGES = ladder()
+HOPPER = ARCHS["sm_90"]
+SEED = 20250701
+
+
+def _ids(value: object) -> str:
+    return (
+        value.name() if isinstance(value, type) and issubclass(value, Kernel) else getattr(value, "name", "")
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=_ids)
+@pytest.mark.parametrize("stage", STAGES, ids=_ids)
+def test_default_compiles(stage: type[Kernel], arch: Arch) -> None:
+    binary = compile_kernel(stage(), arch)
+    assert binary.cubin[:4] == b"\x7fELF"
+    assert binary.registers > 0
+    assert binary.static_smem == 0, "shared memory is dynamic, so that one limit governs it"
+    assert binary.spill_bytes == 0
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=_ids)
+def test_sampled_configurations_compile(stage: type[Kernel]) -> None:
+    legal = stage.legal(HOPPER)
+    for kernel in random.Random(SEED).sample(legal, min(3, len(legal))):
+        binary = compile_kernel(kernel, HOPPER)
+        assert 0 < binary.registers * kernel.threads <= 65536, kernel
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {
+            "BM": 256,
+            "BN": 64,
+            "BK": 8,
+            "TM": 16,
+            "TN": 8,
+            "PAD": 4,
+            "LANES_M": 4,
+            "ORDER": 1,
+            "MIN_BLOCKS": 1,
+        },
+        {
+            "BM": 128,
+            "BN": 128,
+            "BK": 8,
+            "TM": 16,
+            "TN": 8,
+            "PAD": 4,
+            "LANES_M": 8,
+            "ORDER": 2,
+            "MIN_BLOCKS": 1,
+        },
+        {
+            "BM": 128,
+            "BN": 128,
+            "BK": 8,
+            "TM": 8,
+            "TN": 8,
+            "PAD": 4,
+            "LANES_M": 4,
+            "ORDER": 2,
+            "MIN_BLOCKS": 2,
+        },
+        {"BM": 64, "BN": 128, "BK": 8, "TM": 8, "TN": 8, "PAD": 4, "LANES_M": 8, "ORDER": 0, "MIN_BLOCKS": 1},
+    ],
+    ids=["256x64", "128x128", "128x128-two-blocks", "64x128"],
+)
+def test_known_good_shapes_are_legal_and_do_not_spill(params: dict[str, int]) -> None:
+    kernel = stage_named("double_buffer").from_params(params)
+    assert compile_kernel(kernel, HOPPER).spill_bytes == 0
+
+
+def test_one_warp_and_one_mma_is_legal() -> None:
+    params = {"WARPS_M": 1, "WARPS_N": 1, "WM": 16, "WN": 8, "BK": 4, "MMA_K": 4}
+    kernel = stage_named("tf32_mma").from_params(params)
+    assert kernel.threads == 32
+    assert compile_kernel(kernel, HOPPER).spill_bytes == 0
+
+
+# ------------------------------------------------------------------------------------------------- SASS
+
+
+def _nvdisasm() -> Path | None:
+    spec = importlib.util.find_spec("nvidia")
+    roots = list(spec.submodule_search_locations or ()) if spec is not None else []
+    found = [path for root in roots for path in Path(root).glob("*/bin/nvdisasm")]
+    return found[0] if found else None
+
+
+NVDISASM = _nvdisasm()
+needs_nvdisasm = pytest.mark.skipif(
+    NVDISASM is None, reason="nvdisasm is not installed: nvidia-cuda-nvdisasm"
+)
+
+
+def _sass(kernel: Kernel, folder: Path) -> list[str]:
+    """The kernel's instructions, without predicates and operands: `LDG.E.128.CONSTANT`."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compile_kernel(kernel, HOPPER).cubin)
+    listing = subprocess.run(
+        [str(NVDISASM), "-c", str(cubin)], check=True, capture_output=True, text=True
+    ).stdout
+    return re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][\w.]*)", listing, re.MULTILINE)
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", ["vectorized", "coalesced_store", "double_buffer"])
+def test_vector_stages_move_16_bytes_at_a_time(name: str, tmp_path: Path) -> None:
+    kernel = stage_named(name)()
+    count = Counter(_sass(kernel, tmp_path))
+    tm, tn = kernel.thread_tile
+    wide = {
+        prefix: sum(n for op, n in count.items() if op.startswith(prefix) and ".128" in op)
+        for prefix in ("LDS", "LDG", "STG", "STS")
+    }
+    assert all(wide.values()), wide
+    assert not any(op == "LDS" for op in count), "fragments are read as vectors only"
+    assert wide["LDS"] >= kernel.tile[2] * (tm + tn) // 4
+    assert count["FFMA"] >= kernel.tile[2] * tm * tn
+    assert not any(op.startswith(("LDL", "STL")) for op in count), "nothing lies in local memory"
+
+
+@needs_nvdisasm
+def test_main_loop_is_nearly_all_ffma(tmp_path: Path) -> None:
+    """Between the tile's first and last FFMA, other instructions take less than 10 %."""
+    ops = _sass(stage_named("double_buffer")(), tmp_path)
+    longest: list[str] = []
+    current: list[str] = []
+    for op in ops:
+        current = [] if op.startswith(("BRA", "BSYNC", "EXIT", "BSSY")) else [*current, op]
+        if current.count("FFMA") > longest.count("FFMA"):
+            longest = current
+    ffma = longest.count("FFMA")
+    assert ffma > 0
+    assert (len(longest) - ffma) / ffma < 0.10
+
+
+@needs_nvdisasm
+def test_tf32_runs_on_tensor_cores(tmp_path: Path) -> None:
+    ops = Counter(_sass(stage_named("tf32_mma")(), tmp_path))
+    assert any(op.startswith("HMMA") and "TF32" in op for op in ops), ops
+    assert any(op.startswith("STG.E.64") for op in ops), ops
