@@ -58,6 +58,11 @@ class CompileTimeout(CompileError):
     """One configuration kept the compiler busy for longer than its deadline."""
 
 
+class CompilerDied(CompileError):
+    """The process that compiled a candidate died: a crash inside the compiler, or the kernel's out-of-memory
+    killer."""
+
+
 class LaunchError(SgemmTuneError):
     """The driver refused to load or launch a kernel (the context is still usable)."""
 

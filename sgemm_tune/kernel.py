@@ -119,6 +119,11 @@ class Kernel:
         return 0
 
     @property
+    def split_k(self) -> int:
+        """Blocks that share a tile, each with a part of K."""
+        return 1
+
+    @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory per block in bytes."""
         return 0
@@ -130,7 +135,7 @@ class Kernel:
     def grid(self, problem: Problem) -> int:
         """Blocks of the one-dimensional grid; 0 where C is empty, and then nothing is launched."""
         bm, bn, _ = self.tile
-        return ceil_div(problem.m, bm) * ceil_div(problem.n, bn)
+        return ceil_div(problem.m, bm) * ceil_div(problem.n, bn) * self.split_k
 
     @property
     def params(self) -> dict[str, int]:

@@ -9,10 +9,10 @@ import re
 import pytest
 
 from sgemm_tune.arch import ARCHS
-from sgemm_tune.compiler import check_front_end, compile_kernel
+from sgemm_tune.compiler.nvrtc import check_front_end, compile_kernel
+from sgemm_tune.compiler.sources import kernels_dir
 from sgemm_tune.errors import CompileError, IllegalConfiguration
 from sgemm_tune.kernel import Kernel, ladder
-from sgemm_tune.sources import kernels_dir
 
 STAGES = ladder()
 ARCH = ARCHS["sm_90"]
@@ -95,5 +95,5 @@ def test_a_missing_define_fails(stage: type[Kernel], monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
 def test_an_unknown_tunable_is_refused(stage: type[Kernel]) -> None:
-    with pytest.raises(IllegalConfiguration, match="has no tunable 'STAGES'"):
-        stage.from_params({**stage().params, "STAGES": 2})
+    with pytest.raises(IllegalConfiguration, match="has no tunable 'WARPS'"):
+        stage.from_params({**stage().params, "WARPS": 2})

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sgemm_tune.arch import ARCHS, Arch
-from sgemm_tune.compiler import compile_kernel
+from sgemm_tune.compiler.nvrtc import compile_kernel
 from sgemm_tune.kernel import Kernel, ladder, stage_named
+from sgemm_tune.problem import Problem
 
 STAGES = ladder()
 HOPPER = ARCHS["sm_90"]
@@ -112,13 +113,17 @@ needs_nvdisasm = pytest.mark.skipif(
 )
 
 
-def _sass(kernel: Kernel, folder: Path) -> list[str]:
-    """The kernel's instructions, without predicates and operands: `LDG.E.128.CONSTANT`."""
+def _listing(kernel: Kernel, folder: Path) -> str:
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(compile_kernel(kernel, HOPPER).cubin)
-    listing = subprocess.run(
+    return subprocess.run(
         [str(NVDISASM), "-c", str(cubin)], check=True, capture_output=True, text=True
     ).stdout
+
+
+def _sass(kernel: Kernel, folder: Path) -> list[str]:
+    """The kernel's instructions, without predicates and operands: `LDG.E.128.CONSTANT`."""
+    listing = _listing(kernel, folder)
     return re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][\w.]*)", listing, re.MULTILINE)
 
 
@@ -139,19 +144,91 @@ def test_vector_stages_move_16_bytes_at_a_time(name: str, tmp_path: Path) -> Non
     assert not any(op.startswith(("LDL", "STL")) for op in count), "nothing lies in local memory"
 
 
-@needs_nvdisasm
-def test_main_loop_is_nearly_all_ffma(tmp_path: Path) -> None:
-    """Between the tile's first and last FFMA, other instructions take less than 10 %."""
-    ops = _sass(stage_named("double_buffer")(), tmp_path)
+def _longest_run(ops: list[str]) -> list[str]:
+    """The instructions without a branch that hold the most FFMAs: the main loop."""
     longest: list[str] = []
     current: list[str] = []
     for op in ops:
         current = [] if op.startswith(("BRA", "BSYNC", "EXIT", "BSSY")) else [*current, op]
         if current.count("FFMA") > longest.count("FFMA"):
             longest = current
+    return longest
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize(
+    ("name", "most"), [("double_buffer", 0.10), ("async_copy", 0.08), ("warp_tile", 0.08)]
+)
+def test_main_loop_is_nearly_all_ffma(name: str, most: float, tmp_path: Path) -> None:
+    """Between the tile's first and last FFMA, other instructions take less than that share."""
+    longest = _longest_run(_sass(stage_named(name)(), tmp_path))
     ffma = longest.count("FFMA")
     assert ffma > 0
-    assert (len(longest) - ffma) / ffma < 0.10
+    assert (len(longest) - ffma) / ffma < most
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", ["async_copy", "warp_tile"])
+def test_async_stages_copy_past_the_registers(name: str, tmp_path: Path) -> None:
+    kernel = stage_named(name)()
+    (bm, bn, bk), (tm, tn) = kernel.tile, kernel.thread_tile
+    ops = _sass(kernel, tmp_path)
+    count = Counter(ops)
+    assert count["LDGSTS.E"] >= bm * bk // kernel.threads
+    assert count["LDGSTS.E.BYPASS.128"] >= bk * bn // 4 // kernel.threads
+    assert not any(op.startswith(("LDL", "STL")) for op in ops), "nothing lies in local memory"
+    loop = Counter(_longest_run(ops))
+    assert loop["LDS.128"] == bk * (tm + tn) // 4
+    assert loop["BAR.SYNC.DEFER_BLOCKING"] == 1, "one barrier per tile"
+    assert not any(op.startswith(("LDG.", "STS")) for op in loop)
+
+
+_BANKS = re.compile(r"FFMA R\d+, (\S+), (\S+), (\S+) ;")
+
+
+def _ffma_cycles(kernel: Kernel, folder: Path) -> float:
+    """Cycles per FFMA where two banks of registers, even and odd, give one operand a cycle each and a marked
+    operand stays at hand for the same place of the next FFMA."""
+    listing = _listing(kernel, folder)
+    held: list[str] = ["", "", ""]
+    cycles: list[int] = []
+    for operands in _BANKS.findall(listing):
+        names = [operand.removesuffix(".reuse") for operand in operands]
+        fetched = [int(name[1:]) % 2 for name, kept in zip(names, held, strict=True) if name != kept]
+        held = [
+            name if operand.endswith(".reuse") else "" for name, operand in zip(names, operands, strict=True)
+        ]
+        cycles.append(max(1, fetched.count(0), fetched.count(1)))
+    return sum(cycles) / len(cycles)
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"SPLIT_K": 4}, {"BM": 64, "BN": 128, "TM": 8, "TN": 8, "LANES_M": 4, "MIN_BLOCKS": 2}],
+    ids=str,
+)
+def test_operands_come_from_different_banks(params: dict[str, int], tmp_path: Path) -> None:
+    """1.06 to 1.23; without place_sums 1.5 and more."""
+    kernel = stage_named("warp_tile")
+    assert _ffma_cycles(kernel.from_params({**kernel().params, **params}), tmp_path) < 1.3
+
+
+def test_split_k_needs_clusters() -> None:
+    stage = stage_named("warp_tile")
+    split = stage.from_params({**stage().params, "BM": 64, "BN": 128, "TN": 8, "MIN_BLOCKS": 2, "SPLIT_K": 8})
+    assert split.violations(ARCHS["sm_89"]) == ["sm_89 has no clusters of blocks: SPLIT_K must be 1"]
+    for arch in (HOPPER, ARCHS["sm_100"], ARCHS["sm_121"]):
+        assert split.violations(arch) == []
+        assert compile_kernel(split, arch).spill_bytes == 0
+
+
+def test_split_k_multiplies_the_grid_and_keeps_the_partial_sums() -> None:
+    stage = stage_named("warp_tile")
+    whole, split = (stage.from_params({**stage().params, "SPLIT_K": by}) for by in (1, 4))
+    problem = Problem(1000, 1000, 64)
+    assert split.grid(problem) == 4 * whole.grid(problem) == 4 * 8 * 4
+    assert split.smem_bytes == 4 * 128 * 256 > whole.smem_bytes
 
 
 @needs_nvdisasm

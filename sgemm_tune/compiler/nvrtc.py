@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sgemm_tune.arch import Arch
-from sgemm_tune.binary_cache import BinaryCache
+from sgemm_tune.compiler.cache import BinaryCache
+from sgemm_tune.compiler.sources import SourceText, source_text
 from sgemm_tune.errors import CompileError, DeviceUnavailable
 from sgemm_tune.kernel import ENTRY_POINT, Kernel
-from sgemm_tune.sources import SourceText, source_text
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STATIC_SMEM = re.compile(r"(\d+) bytes smem")

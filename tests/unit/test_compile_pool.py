@@ -1,0 +1,235 @@
+"""The compile pool with stand-ins for the compiler, in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from sgemm_tune.arch import ARCHS, Arch
+from sgemm_tune.compiler import pool as compile_pool
+from sgemm_tune.compiler.cache import BinaryCache
+from sgemm_tune.compiler.nvrtc import Binary
+from sgemm_tune.compiler.pool import CompilePool
+from sgemm_tune.errors import CompileError, CompilerDied, CompileTimeout
+from sgemm_tune.kernel import Kernel, TiledKernel, tune
+
+SM_90 = ARCHS["sm_90"]
+GOOD, HANG, CRASH, FAIL, STRANGE, WHO = range(6)
+
+
+@dataclass(frozen=True)
+class Fake(TiledKernel):
+    """What the stand-in compiler does with it is its first tunable."""
+
+    source: ClassVar[str] = "99_fake.cu"
+
+    DO: int = tune(GOOD, HANG, CRASH, FAIL, STRANGE, WHO)
+    N: int = tune(*range(2000))
+
+
+def binary(text: str, registers: int = 1) -> Binary:
+    return Binary(text.encode(), registers, 0, 0, "12.9", 0.0, "")
+
+
+def stand_in(kernel: Kernel, arch: Arch, cache: BinaryCache | None) -> Binary:
+    """Runs in a process of the pool."""
+    assert isinstance(kernel, Fake)
+    if kernel.DO == HANG:
+        while True:
+            time.sleep(60)
+    if kernel.DO == CRASH:
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kernel.DO == FAIL:
+        raise CompileError(f"{kernel} does not compile: no such thing", log="line 1\nline 2")
+    if kernel.DO == STRANGE:
+        raise FileNotFoundError(2, "no such source", "99_fake.cu")
+    if kernel.DO == WHO:
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        main_again = hasattr(sys.modules["__main__"], "__file__")
+        return binary(f"{os.getpid()} {ignored} {main_again} {'optuna' in sys.modules}")
+    return binary(f"{arch.name} {kernel.N}", registers=kernel.N)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[CompilePool]:
+    with CompilePool(SM_90, jobs=2, deadline_s=30, compile_fn=stand_in) as opened:
+        yield opened
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(pids: list[int], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def workers(count: int, opened: CompilePool) -> list[int]:
+    """The pool's processes, by asking until `count` of them have answered."""
+    seen: set[int] = set()
+    for n in range(2000):
+        seen.add(int(opened.submit(Fake(WHO, n)).result(30).cubin.split()[0]))
+        if len(seen) == count:
+            return sorted(seen)
+    raise AssertionError(f"only {len(seen)} processes answered")
+
+
+def test_each_result_belongs_to_its_kernel(pool: CompilePool) -> None:
+    futures = {n: pool.submit(Fake(GOOD, n)) for n in range(100)}
+    assert [futures[n].result(30) for n in range(100)] == [binary(f"sm_90 {n}", n) for n in range(100)]
+
+
+def test_a_process_is_another_one_deaf_to_ctrl_c_and_without_the_callers_main(pool: CompilePool) -> None:
+    pid, ignored, main_again, optuna = pool.submit(Fake(WHO)).result(30).cubin.decode().split()
+    assert int(pid) != os.getpid()
+    assert (ignored, main_again, optuna) == ("True", "False", "False")
+
+
+def test_refusal_keeps_its_message_and_log(pool: CompilePool) -> None:
+    with pytest.raises(CompileError, match="does not compile: no such thing") as caught:
+        pool.submit(Fake(FAIL)).result(30)
+    assert type(caught.value) is CompileError
+    assert caught.value.log == "line 1\nline 2"
+
+
+def test_unforeseen_errors_come_through(pool: CompilePool) -> None:
+    with pytest.raises(FileNotFoundError, match="no such source"):
+        pool.submit(Fake(STRANGE)).result(30)
+
+
+def test_a_crash_costs_one_candidate(pool: CompilePool) -> None:
+    crashes = [pool.submit(Fake(CRASH, n)) for n in range(3)]
+    good = [pool.submit(Fake(GOOD, n)) for n in range(20)]
+    for n, crash in enumerate(crashes):
+        with pytest.raises(CompilerDied, match=rf"died on fake\(DO=2, N={n}\) \(SIGSEGV\)"):
+            crash.result(30)
+    assert [future.result(30).registers for future in good] == list(range(20))
+
+
+def test_the_deadline_costs_one_candidate() -> None:
+    with CompilePool(SM_90, jobs=2, deadline_s=1.0, compile_fn=stand_in) as pool:
+        pid = int(pool.submit(Fake(WHO)).result(30).cubin.split()[0])
+        started = time.monotonic()
+        hanging = [pool.submit(Fake(HANG, n)) for n in range(2)]
+        good = pool.submit(Fake(GOOD, 7))
+        for future in hanging:
+            with pytest.raises(CompileTimeout, match="kept the compiler busy for more than 1 s"):
+                future.result(30)
+        assert time.monotonic() - started >= 1.0
+        assert good.result(30).registers == 7
+        assert gone([pid], 5)
+
+
+def test_an_idle_process_that_is_killed_is_replaced(pool: CompilePool) -> None:
+    for pid in workers(2, pool):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    futures = [pool.submit(Fake(GOOD, n)) for n in range(10)]
+    assert [future.result(30).registers for future in futures] == list(range(10))
+
+
+def test_closing_is_quick_and_leaves_nothing_behind() -> None:
+    pool = CompilePool(SM_90, jobs=2, deadline_s=300, compile_fn=stand_in)
+    pids = workers(2, pool)
+    futures = [pool.submit(Fake(HANG, n)) for n in range(2)] + [
+        pool.submit(Fake(GOOD, n)) for n in range(1000)
+    ]
+    started = time.monotonic()
+    pool.close(kill=True)
+    assert time.monotonic() - started < 5
+    assert gone(pids, 1)
+    assert not wait(futures, timeout=1).not_done
+    with pytest.raises(CancelledError):
+        futures[0].result(0)
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(Fake(GOOD))
+
+
+def test_closing_gently_finishes_what_was_submitted() -> None:
+    pool = CompilePool(SM_90, jobs=2, compile_fn=stand_in)
+    futures = [pool.submit(Fake(GOOD, n)) for n in range(50)]
+    pool.close(kill=False)
+    assert [future.result(0).registers for future in futures] == list(range(50))
+
+
+def test_cancelling_frees_the_process() -> None:
+    with CompilePool(SM_90, jobs=1, deadline_s=300, compile_fn=stand_in) as pool:
+        pid = workers(1, pool)[0]
+        hanging = pool.submit(Fake(HANG))
+        time.sleep(0.3)
+        assert hanging.cancel()
+        assert pool.submit(Fake(GOOD, 3)).result(30).registers == 3
+        assert gone([pid], 5)
+
+
+def test_a_cache_hit_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_pool, "cache_key", lambda kernel, arch: f"{kernel.DO}{kernel.N:062d}")
+    cache = BinaryCache(tmp_path)
+    stored = {"registers": 9, "spill_bytes": 0, "static_smem": 0, "nvrtc": "12.9", "seconds": 1.5, "log": ""}
+    cache.write(f"{HANG}{4:062d}", stored, b"ELF")
+    with CompilePool(SM_90, jobs=1, cache=cache, compile_fn=stand_in) as pool:
+        hit = pool.submit(Fake(HANG, 4))
+        assert hit.done()
+        assert hit.result() == Binary(b"ELF", 9, 0, 0, "12.9", 1.5, "", cached=True)
+        assert not pool.submit(Fake(GOOD, 5)).result(30).cached
+
+
+PATHS = [str(Path(__file__).parent), str(Path(compile_pool.__file__).parents[1])]
+ORPHANS = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = {paths!r}
+import test_compile_pool as t
+
+# no __main__ guard: the processes must not run this file again
+Path({mark!r}).open("a").write("x")
+pool = t.CompilePool(t.SM_90, jobs=2, deadline_s=300, compile_fn=t.stand_in)
+print(*t.workers(2, pool), flush=True)
+for n in range(2):
+    pool.submit(t.Fake(t.HANG, n))
+try:
+    time.sleep(60)
+finally:
+    pool.close()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
+    script, mark = tmp_path / "parent.py", tmp_path / "mark"
+    script.write_text(ORPHANS.format(paths=PATHS, mark=str(mark)))
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    time.sleep(0.5)
+    if how is signal.SIGINT:
+        os.killpg(parent.pid, how)
+    else:
+        parent.send_signal(how)
+    assert parent.wait(10) == -how
+    parent.stdout.close()
+    assert gone(pids, 5)
+    assert mark.read_text() == "x"
