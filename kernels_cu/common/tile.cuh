@@ -80,22 +80,21 @@ struct BlockTile {
 };
 
 // Blocks that run at the same time should share rows of A and columns of B in the L2. Row after row of
-// tiles, 132 blocks of 128 x 128 would sweep the whole of B for 4 tile rows of C; in groups of GROUP tile
+// tiles, 132 blocks of 128 x 128 would sweep the whole of B for 4 tile rows of C; in groups of GROUP = 8 tile
 // rows walked column by column they touch 8 tile rows of A and 17 tile columns of B.
 //
 //      tile columns ->
-//      0  8 16 ...      one group of 8 tile rows; the number is blockIdx.x
+//      0  8 16 ...      one group of 8 tile rows; the number is that of the tile, by default blockIdx.x
 //      1  9 17 ...
 //      :  :  :
 //      7 15 23 ...
-template <int BM, int BN>
-__device__ __forceinline__ BlockTile tile_of_block(int M, int N) {
-    constexpr int GROUP = 8;
+template <int BM, int BN, int GROUP = 8>
+__device__ __forceinline__ BlockTile tile_of_block(int M, int N, unsigned number = blockIdx.x) {
     int tile_rows = ceil_div(M, BM);
     int tile_cols = ceil_div(N, BN);
     unsigned blocks_per_group = static_cast<unsigned>(GROUP) * tile_cols;
-    int group = blockIdx.x / blocks_per_group;
-    int place = blockIdx.x % blocks_per_group;
+    int group = number / blocks_per_group;
+    int place = number % blocks_per_group;
     int first_row = group * GROUP;
     int rows_in_group = min(GROUP, tile_rows - first_row);
     BlockTile tile;

@@ -1,0 +1,248 @@
+// Tiles that get from global into shared memory without passing through registers, and the loop over them.
+#pragma once
+#include "common/async.cuh"
+#include "common/tile.cuh"
+
+// How many floats transposed rows of A are longer than BM, a multiple of 32: a warp's copies of 8 entries of
+// K x 4 rows then hit 32 different banks (8 K entries 4 banks apart, 4 rows side by side), and rows stay on
+// 16 bytes, so that fragments are read as vectors.
+constexpr int A_PAD = 4;
+constexpr int A_LANES = 8;                        // lanes that share a row of A
+
+// Floats of a buffer of the ring: a tile of A with its padding and one of B.
+__device__ constexpr int ring_buffer(int bm, int bn, int bk) { return bk * (bm + A_PAD + bn); }
+
+// What a thread needs: sums, two pairs of fragments, two registers of address for each of its rows of A and B,
+// and 28 for the rest.
+__device__ constexpr int async_registers(int bm, int bn, int bk, int tm, int tn, int threads) {
+    return threads <= 0 ? 0 : tm * tn + 2 * (tm + tn) + 2 * (bm * A_LANES / threads + bk * bn / VECTOR / threads) + 28;
+}
+
+constexpr int FLOAT_BYTES = sizeof(float);
+
+// One block's window on A, BM rows of BK floats, that slides along K and lands in shared memory transposed:
+// element by element, because asynchronous copies do not rearrange. 8 lanes share a row of A, 32 bytes of it:
+// a whole sector of the cache.
+//
+//   A in global memory, one warp, one copy      in shared memory
+//   r0  [l0  l1  l2  .. l7 ]                    k0  [l0 l8 l16 l24] ...
+//   r1  [l8  l9  l10 .. l15]              ->    k1  [l1 l9 l17 l25] ...
+//   r2  [l16 ..            ]                    :
+//   r3  [l24 ..            ]                    k7  [l7 l15 l23 l31] ...
+template <int BM, int BK, int THREADS>
+struct AsyncTileOfA {
+    static constexpr int ROW_STEP = THREADS / A_LANES;
+    static constexpr int PASSES = BM / ROW_STEP;
+    static constexpr int STRIDE = BM + A_PAD;
+
+    const float *from[PASSES];                    // what this thread copies next in each pass
+    int k;                                        // of this thread's first element in the window
+    int to;                                       // where that goes in the tile, in floats
+
+    // `start` is the window's first element at k = 0. Rows past `inside` only reach sums that nobody writes:
+    // there the last row is copied again.
+    __device__ __forceinline__ AsyncTileOfA(const float *start, int ld, int inside) : k(threadIdx.x % A_LANES) {
+        int row = threadIdx.x / A_LANES;
+        to = k * STRIDE + row;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+            from[pass] = start + static_cast<long long>(min(row + pass * ROW_STEP, inside - 1)) * ld + k;
+    }
+
+    // A window that has all BK entries of K, to the tile whose float number `to` lies at `place`.
+    __device__ __forceinline__ void copy_whole(unsigned place) const {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+            for (int i = 0; i < BK; i += A_LANES)
+                copy_float(place + FLOAT_BYTES * (i * STRIDE + pass * ROW_STEP), from[pass] + i);
+    }
+
+    // A window of which only k_left > 0 entries of K exist. The others become zeros (in A and B alike: 0 * 0,
+    // never 0 * Inf), by ordinary stores. A copy that fills with zeros would need an address inside A all the
+    // same, and choosing one slows whole windows, too: ptxas then keeps addresses in registers that are no pairs.
+    __device__ __forceinline__ void copy_checked(unsigned place, int k_left) const {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+            for (int i = 0; i < BK; i += A_LANES) {
+                unsigned target = place + FLOAT_BYTES * (i * STRIDE + pass * ROW_STEP);
+                if (k + i < k_left)
+                    copy_float(target, from[pass] + i);
+                else
+                    *shared_pointer(target) = 0.0f;
+            }
+    }
+
+    __device__ __forceinline__ void advance() {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass) from[pass] += BK;
+    }
+};
+
+// One block's window on B, BK rows of BN floats, copied as it lies: 16 bytes a time where all rows start on 16
+// bytes and end with a whole vector, else float by float, neighbouring lanes copying neighbouring floats.
+template <int BK, int BN, int THREADS>
+struct AsyncTileOfB {
+    static constexpr int THREADS_PER_ROW = BN / VECTOR;
+    static constexpr int ROW_STEP = THREADS / THREADS_PER_ROW;
+    static constexpr int PASSES = BK / ROW_STEP;
+
+    const float *from[PASSES];                    // what this thread copies next in each pass
+    long long step;                               // from one window to the next, in floats
+    int row;                                      // of this thread's first element in the window
+    int to;                                       // where that goes in the tile, in floats
+    int cols_left;                                // of C, from there on
+    bool vectors;
+
+    // `start` is the window's first element at k = 0. Columns past `inside` only reach sums that nobody writes:
+    // there the last vector is copied again, and single floats are left out.
+    __device__ __forceinline__ AsyncTileOfB(const float *start, int ld, int inside)
+        : step(static_cast<long long>(BK) * ld), row(threadIdx.x / THREADS_PER_ROW) {
+        vectors = rows_are_aligned<VECTOR>(start, ld) && inside % VECTOR == 0;
+        int col = threadIdx.x % THREADS_PER_ROW * (vectors ? VECTOR : 1);
+        to = row * BN + col;
+        cols_left = inside - col;
+        int read_col = min(col, inside - (vectors ? VECTOR : 1));
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+            from[pass] = start + static_cast<long long>(row + pass * ROW_STEP) * ld + read_col;
+    }
+
+    // A window that has all BK entries of K, by vectors, to the tile whose float number `to` lies at `place`.
+    __device__ __forceinline__ void copy_whole(unsigned place) const {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+            copy_vector(place + FLOAT_BYTES * pass * ROW_STEP * BN, from[pass]);
+    }
+
+    // Any window: k_left > 0 entries of K exist, the others become zeros.
+    __device__ __forceinline__ void copy_checked(unsigned place, int k_left) const {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass) {
+            unsigned target = place + FLOAT_BYTES * pass * ROW_STEP * BN;
+            bool exists = row + pass * ROW_STEP < k_left;
+            if (vectors) {
+                if (exists)
+                    copy_vector(target, from[pass]);
+                else
+                    *reinterpret_cast<float4 *>(shared_pointer(target)) = float4{};
+            } else {
+#pragma unroll
+                for (int i = 0; i < VECTOR; ++i) {
+                    int right = i * THREADS_PER_ROW;
+                    if (!exists)
+                        *shared_pointer(target + FLOAT_BYTES * right) = 0.0f;
+                    else if (right < cols_left)
+                        copy_float(target + FLOAT_BYTES * right, from[pass] + right);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void advance() {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass) from[pass] += step;
+    }
+};
+
+// ptxas gives a float4 four neighbouring registers and is free with all others. Registers lie in two banks, by
+// parity, and an FFMA gets one operand a cycle from each, the third from the reuse cache. Column by column that is
+// b[n], so sums[m][n] must have the other parity than a[m], which a float4 has placed by m. This asks for it: by
+// float4s of sums with neighbours exchanged, on a path that is never taken, as K is never negative. It costs no
+// instruction that runs; cycles per FFMA, counted in the SASS of 128 x 256 x 16, fall from 1.55 to 1.06.
+template <int ORDER, int TM, int TN>
+__device__ __forceinline__ void place_sums(const float (&sums)[TM][TN], float *shared, int K) {
+    if constexpr (ORDER == SERPENTINE_COLUMNS) {
+        if (K < 0) {
+            float *to = shared + threadIdx.x * VECTOR;
+#pragma unroll
+            for (int n = 0; n < TN; ++n)
+#pragma unroll
+                for (int m = 0; m < TM; m += VECTOR) {
+                    *reinterpret_cast<float4 *>(to) =
+                        make_float4(sums[m + 1][n], sums[m][n], sums[m + 3][n], sums[m + 2][n]);
+                    to += VECTOR * WARP;
+                }
+        }
+    }
+}
+
+// sums = this lane's part of A B, over K entries that begin at A and B (which point at the block tile's first
+// row and column). Shared memory is a ring of STAGES buffers, each a tile of A and one of B (picture in 09).
+template <int BM, int BN, int BK, int STAGES, int THREADS, int ORDER, class Patch, int TM, int TN>
+__device__ __forceinline__ void multiply_async(float (&sums)[TM][TN], const Patch &patch, float *ring, int K,
+                                               const float *A, int lda, int rows_inside, const float *B, int ldb,
+                                               int cols_inside) {
+    using TileOfA = AsyncTileOfA<BM, BK, THREADS>;
+    using TileOfB = AsyncTileOfB<BK, BN, THREADS>;
+    constexpr int B_TILE = BK * TileOfA::STRIDE;  // where a buffer's tile of B begins
+    constexpr int BUFFER = FLOAT_BYTES * ring_buffer(BM, BN, BK);
+    constexpr int LAST = STAGES - 1;
+    TileOfA a_global(A, lda, rows_inside);
+    TileOfB b_global(B, ldb, cols_inside);
+    int checks_to = b_global.vectors ? BK - 1 : INT_LIMIT;  // copies need no checks while more entries of K are left
+    int k_to_copy = K;                            // entries of K that are not on their way yet
+    // Shared addresses that step from buffer to buffer: in the loop each is then one register and a constant.
+    // (Pointers would take two registers each, offsets an addition at each use.)
+    unsigned a_fill = shared_address(ring + a_global.to);  // in the buffer that is free
+    unsigned b_fill = shared_address(ring + B_TILE + b_global.to);
+    unsigned a_read = shared_address(ring + patch.row);  // in the buffer that is computed
+    unsigned b_read = shared_address(ring + B_TILE + patch.col);
+
+    // A group is closed also where nothing is left to copy: so the groups still on their way always number the
+    // same, and the loop needs no second body for its last tiles.
+    auto start_copy = [&]() {
+#pragma unroll
+        for (const float *&address : a_global.from) take_as_it_is(address);
+#pragma unroll
+        for (const float *&address : b_global.from) take_as_it_is(address);
+        if (k_to_copy > checks_to) {
+            a_global.copy_whole(a_fill);
+            b_global.copy_whole(b_fill);
+        } else if (k_to_copy > 0) {
+            a_global.copy_checked(a_fill, k_to_copy);
+            b_global.copy_checked(b_fill, k_to_copy);
+        }
+        close_copies();
+        a_global.advance();
+        b_global.advance();
+        k_to_copy -= BK;
+    };
+
+#pragma unroll
+    for (int stage = 0; stage < LAST; ++stage) {
+        start_copy();
+        a_fill += BUFFER;
+        b_fill += BUFFER;
+    }
+    await_copies<STAGES - 2>();
+    __syncthreads();
+
+    float a[2][TM], b[2][TN];                     // fragments of this step of K and of the next
+    patch.load_a(a[0], shared_pointer(a_read));
+    patch.load_b(b[0], shared_pointer(b_read));
+    int reading = 0;                              // number of the buffer that is computed
+    int step = -LAST * BUFFER;                    // from the buffer that is filled to the next one to be filled
+    for (int k_left = K; k_left > 0; k_left -= BK) {
+        start_copy();
+        a_fill += step;
+        b_fill += step;
+#pragma unroll
+        for (int k = 0; k < BK; ++k) {
+            int next = (k + 1) % BK;
+            if (next == 0) {
+                await_copies<STAGES - 2>();       // the next tile is there: this thread's copies of it ...
+                __syncthreads();                  // ... and everyone's; and nobody needs this tile any more
+                step = reading == LAST ? -LAST * BUFFER : BUFFER;
+                reading = reading == LAST ? 0 : reading + 1;
+                a_read += step;
+                b_read += step;
+            }
+            patch.load_a(a[next % 2], shared_pointer(a_read) + next * TileOfA::STRIDE);
+            patch.load_b(b[next % 2], shared_pointer(b_read) + next * BN);
+            outer_product<ORDER>(sums, a[k % 2], b[k % 2]);
+        }
+    }
+    place_sums<ORDER>(sums, ring, K);
+}
