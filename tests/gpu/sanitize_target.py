@@ -1,0 +1,54 @@
+"""What compute-sanitizer looks at: every stage at several configurations on ragged shapes, each once.
+
+compute-sanitizer --tool memcheck python -m tests.gpu.sanitize_target
+"""
+
+from __future__ import annotations
+
+import random
+
+from sgemm_tune.arch import parse_arch
+from sgemm_tune.compiler.nvrtc import compile_kernel
+from sgemm_tune.device.gpu import GpuDevice
+from sgemm_tune.kernel import Kernel, ladder
+from sgemm_tune.measure.cases import Case
+from sgemm_tune.problem import Problem
+
+SAMPLED = 2
+CASES = (
+    Case(Problem(133, 197, 77), "ragged"),
+    Case(Problem(131, 190, 75, 1.5, 0.5, 77, 191, 193), "ragged, odd leading dimensions, beta", misaligned=1),
+)
+
+
+def kernels() -> list[Kernel]:
+    """Each stage's default and a few more, the same ones every time."""
+    arch = parse_arch("sm_90")
+    chosen: list[Kernel] = []
+    for stage in ladder():
+        legal = list(stage.legal(arch))
+        chosen += [stage(), *random.Random(5).sample(legal, min(SAMPLED, len(legal)))]
+    return chosen
+
+
+def main() -> None:
+    """Run them all; the last line says how many runs there were."""
+    device = GpuDevice(0)
+    arch = parse_arch(device.info.arch)
+    runs = 0
+    for kernel in kernels():
+        loaded = device.load(kernel, compile_kernel(kernel, arch))
+        for case in CASES:
+            check = device.check(loaded, case, kernel.precision, seed=1)
+            if (
+                check.guards
+                or check.unwritten
+                or not check.error <= kernel.precision.error_bound(case.problem.k)
+            ):
+                raise SystemExit(f"{kernel} is wrong on {case.problem}: {check}")
+            runs += 1
+    print(f"{runs} runs")
+
+
+if __name__ == "__main__":
+    main()
