@@ -1,0 +1,1 @@
+"""Programs that measure this project itself; run them as scripts."""

@@ -1,0 +1,168 @@
+"""Which point of a finite pool to try next, given what is known so far. No Optuna, no kernels.
+
+The first points spread over the pool. Then each proposal maximises the expected improvement of the
+log time over the best one so far, as a Gaussian process (`surrogate`) sees it. Everything follows from
+the arguments and the seed: what is kept between calls only saves time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sgemm_tune.search.surrogate import Encoded, Floats, Hyper, Ints, Pool, Posterior, fit_hyper, log_times
+
+Flags = npt.NDArray[np.bool_]
+
+_START = 12  # points spread over the pool before the model speaks
+_SPREAD_AMONG = 64  # random points from which the most distant is taken at the start
+_FOCUS = 2048  # points that are predicted for each proposal; the most promising at the last fit
+_FIT_AMONG = 128  # results that lengths and variances are fitted to, at most
+_KEPT = 512  # results that an epoch starts with, at most
+_CUT = 0.7  # results above this quantile are told apart no further
+_CHUNK = 8192  # points predicted at once, to bound memory
+
+
+class SurrogateSearch:
+    """Proposes points by expected improvement under a Gaussian process.
+
+    Args:
+        encoded: the pool.
+        prior: a predicted time per point, or None.
+    """
+
+    def __init__(self, encoded: Encoded, prior: Sequence[float] | None = None) -> None:
+        self._encoded = encoded if prior is None else encoded.with_prior(prior)
+        self._prior = None if prior is None else log_times(prior)
+        self._epoch = -1
+        self._posterior: Posterior | None = None
+        self._left_out: set[int] = set()
+
+    def propose(
+        self, results: Mapping[int, float], under_way: Sequence[int], free: Flags, rng: np.random.Generator
+    ) -> int:
+        """The place of the next point.
+
+        Args:
+            results: time by place, in the order of the trials; NaN where the candidate failed.
+            under_way: places whose results are still to come.
+            free: shape (points,), which may be proposed; at least one.
+            rng: source of chance for this proposal.
+        """
+        waiting = [place for place in under_way if place not in results]
+        if len(results) + len(waiting) < _START or len(results) < _START // 2:
+            return self._spread(np.array([*results, *waiting], dtype=np.intp), free, rng)
+        places = np.array(list(results), dtype=np.intp)
+        times = np.array(list(results.values()))
+        posterior = self._updated(places, times, waiting)
+        choices = np.flatnonzero(free[posterior.among])
+        if not len(choices):
+            return int(rng.choice(np.flatnonzero(free)))
+        target = _targets(times)
+        told = dict(zip(places.tolist(), target.tolist(), strict=True))
+        given = np.array([told.get(place, math.nan) for place in posterior.points])
+        mean = posterior.mean(given)[choices]
+        deviation = np.sqrt(np.maximum(posterior.variance[choices], 1e-12))
+        gain = log_expected_improvement(mean, deviation, float(target.min()))
+        return int(posterior.among[choices[int(np.argmax(gain))]])
+
+    def _spread(self, taken: Ints, free: Flags, rng: np.random.Generator) -> int:
+        """A point far from those taken; with a prior, every second one is the best predicted so far."""
+        places = np.flatnonzero(free)
+        if self._prior is not None and len(taken) % 2 == 0:
+            return int(places[np.argmin(self._prior[places])])
+        drawn = rng.choice(places, size=min(_SPREAD_AMONG, len(places)), replace=False)
+        codes = self._encoded.codes
+        nearest = np.full(len(drawn), math.inf)
+        for place in taken:
+            gap = sum(t[codes[drawn, d], codes[place, d]] for d, t in enumerate(self._encoded.distances))
+            nearest = np.minimum(nearest, gap)
+        return int(drawn[np.argmax(nearest)])
+
+    def _updated(self, places: Ints, times: Floats, waiting: Sequence[int]) -> Posterior:
+        """The posterior with all results and points under way, fitted anew where an epoch begins."""
+        epoch = _epoch(len(places))
+        known = {*places.tolist(), *waiting}
+        stale = self._posterior is None or not known.issuperset(self._posterior.points)
+        if stale or epoch != self._epoch:
+            self._posterior, self._epoch = self._fitted(places[:epoch], times[:epoch]), epoch
+        posterior = self._posterior
+        assert posterior is not None
+        have = {*posterior.points, *self._left_out}
+        for place in [*places.tolist(), *waiting]:
+            if place not in have:
+                posterior.add(place)
+        return posterior
+
+    def _fitted(self, places: Ints, times: Floats) -> Posterior:
+        target = _targets(times)
+        few = _sample(target, _FIT_AMONG)
+        hyper = fit_hyper(self._encoded, places[few], target[few])
+        pool = Pool(self._encoded, hyper)
+        among = self._focus(pool, hyper, places[few], target[few])
+        kept = _sample(target, _KEPT)
+        self._left_out = set(places.tolist()) - set(places[kept].tolist())
+        return Posterior(pool, hyper, among, places[kept])
+
+    def _focus(self, pool: Pool, hyper: Hyper, places: Ints, target: Floats) -> Ints:
+        """The most promising points: those whose time could be lowest, two deviations below the mean."""
+        everything = np.arange(len(self._encoded.codes))
+        if len(everything) <= _FOCUS:
+            return everything
+        bound = []
+        for start in range(0, len(everything), _CHUNK):
+            posterior = Posterior(pool, hyper, everything[start : start + _CHUNK], places)
+            bound.append(posterior.mean(target) - 2 * np.sqrt(np.maximum(posterior.variance, 0)))
+        return np.sort(np.argpartition(np.concatenate(bound), _FOCUS)[:_FOCUS])
+
+
+def _sample(target: Floats, size: int) -> Ints:
+    """At most `size` results, in order: the better half of them by time, the rest at random."""
+    if len(target) <= size:
+        return np.arange(len(target))
+    by_time = np.argsort(target, kind="stable")
+    rest = np.random.default_rng(len(target)).permutation(by_time[size // 2 :])
+    return np.sort(np.concatenate([by_time[: size // 2], rest[: size - size // 2]]))
+
+
+def _epoch(size: int) -> int:
+    """The number of results at the last fit: 6, 8, 10, ... growing by a quarter, then by 100."""
+    last, step = _START // 2, 0
+    while last + (step := min(max(2, last // 4), 100)) <= size:
+        last += step
+    return last
+
+
+def _targets(times: Floats) -> Floats:
+    """Standardised log times; the slowest and the failed candidates count as a quantile of the rest.
+
+    The slowest differ by factors that say nothing about the fastest, yet would take most of the model's
+    attention.
+    """
+    log = log_times(times)
+    good = log[np.isfinite(times)]
+    log = np.minimum(log, np.quantile(good, _CUT) if len(good) else 0.0)
+    standard: Floats = (log - log.mean()) / (log.std() or 1.0)
+    return standard
+
+
+def log_expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """Log of the expected improvement below `best` of normally distributed values."""
+    z = (best - mean) / deviation
+    gain: Floats = np.log(deviation) + np.interp(z, _Z, _LOG_H)
+    return gain
+
+
+def _log_h(z: float) -> float:
+    """log(z Phi(z) + phi(z)); for a far tail by its asymptote."""
+    density = -0.5 * z * z - 0.5 * math.log(2 * math.pi)
+    if z < -5:
+        return density - 2 * math.log(-z) + math.log1p(-3 / z**2)
+    return math.log(z * 0.5 * math.erfc(-z / math.sqrt(2)) + math.exp(density))
+
+
+_Z = np.concatenate([np.linspace(-40, -8, 257), np.linspace(-8, 8, 1025)[1:], np.linspace(8, 40, 33)[1:]])
+_LOG_H = np.array([_log_h(z) for z in _Z.tolist()])

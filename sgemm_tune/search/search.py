@@ -1,0 +1,283 @@
+"""One search, in the order in which it happens.
+
+    for each problem:
+        open its study, whose finished trials are kept           (study)
+        until the budget, the time or the space is spent:
+            propose a configuration that nobody has tried          (study, samplers)
+            compile it, ahead of the GPU                           (compile_pool)
+            validate and time it in the GPU's own process          (pipeline, worker, evaluate)
+            store the outcome: first in the study, then in the table of results
+        time the best few again, together, and store the winner  (finalists, configs)
+
+Nothing here prints: whoever wants to see progress passes `on_event`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sgemm_tune.arch import Arch
+from sgemm_tune.compiler.nvrtc import Binary
+from sgemm_tune.errors import DeviceUnavailable, StorageError, UsageError
+from sgemm_tune.kernel import Kernel
+from sgemm_tune.measure.outcome import Measurement, Origin, Outcome, Status
+from sgemm_tune.measure.protocol import Request
+from sgemm_tune.measure.worker import GpuWorker
+from sgemm_tune.model.predict import predict
+from sgemm_tune.problem import Problem
+from sgemm_tune.search.finalists import LastRound
+from sgemm_tune.search.interrupts import Interrupts
+from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline
+from sgemm_tune.search.samplers import make_sampler
+from sgemm_tune.search.storage import Storage, default_journal, open_storage
+from sgemm_tune.search.study import Candidate, TuningStudy, kernel_of, space_of, study_name
+from sgemm_tune.search.types import Failures, OnEvent, Progress, SearchResult, SearchSettings, Stop
+from sgemm_tune.store.results import ResultsFile, row
+
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 5.0
+"""How long a stopped search waits for the trial that the GPU is at."""
+
+
+def search(
+    problems: Sequence[Problem],
+    stages: Sequence[type[Kernel]],
+    arch: Arch,
+    worker: GpuWorker,
+    pool: Compiles,
+    *,
+    settings: SearchSettings,
+    on_event: OnEvent = lambda _: None,
+) -> list[SearchResult]:
+    """Search every problem in turn. Ctrl-C ends it early with what it has; a second one at once.
+
+    Args:
+        problems: each has its own study.
+        stages: of one precision; their configurations compete.
+        arch: what `pool` compiles for.
+        worker: owns the GPU.
+        pool: compiles ahead.
+        settings: how to search, and where the files are.
+        on_event: told of every trial, and of the time passing between them.
+
+    Raises:
+        UsageError: stages of several precisions, or none with a legal configuration.
+        StorageError: the studies' storage cannot be used.
+        ConfigFileError, ResultsFileError, FileWriteError: a file is damaged or cannot be written.
+        DeviceUnavailable: the GPU is lost; finished trials are stored.
+        SgemmTuneError: the baseline cannot be trusted.
+    """
+    if len({stage.precision for stage in stages}) != 1:
+        raise UsageError("stages of one precision compete: give at least one, and none of another")
+    if not any(stage.legal(arch) for stage in stages):
+        raise UsageError(f"no stage has a legal configuration on {arch.name}: see `sgemm-tune stages`")
+    journal = default_journal(settings.results_dir, arch.name)
+    storage = open_storage(settings.storage or journal, settings.results_dir)
+    found: list[SearchResult] = []
+    with Interrupts() as interrupts:
+        for problem in problems:
+            means = _Means(arch, worker, pool, settings, storage, interrupts, on_event)
+            found.append(_ProblemSearch(problem, stages, means).run())
+            if interrupts.asked:
+                break
+    return found
+
+
+@dataclass(frozen=True)
+class _Means:
+    """What the searches of one command share."""
+
+    arch: Arch
+    worker: GpuWorker
+    pool: Compiles
+    settings: SearchSettings
+    storage: Storage
+    interrupts: Interrupts
+    on_event: OnEvent
+
+
+class _ProblemSearch:
+    """The search of one problem; `run` says what happens in which order."""
+
+    def __init__(self, problem: Problem, stages: Sequence[type[Kernel]], means: _Means) -> None:
+        arch, worker, pool, settings = means.arch, means.worker, means.pool, means.settings
+        self._problem, self._worker, self._pool, self._settings = problem, worker, pool, settings
+        self._interrupts, self._on_event = means.interrupts, means.on_event
+        self._precision = stages[0].precision
+        self._table = ResultsFile(settings.results_dir / "results.csv")
+        self._last_round = LastRound(
+            problem=problem,
+            precision=self._precision,
+            arch=arch,
+            configs_dir=settings.configs_dir,
+            policy=settings.policy,
+            places=settings.finalists,
+            worker=worker,
+            pool=pool,
+        )
+        space = space_of(stages, arch)
+        prior = [_predicted_ms(kernel_of(point), problem, arch, worker) for point in space.points]
+        sampler = make_sampler(settings.sampler, space, settings.seed, prior)
+        name = study_name(stages, space, worker.info, problem, settings.policy.cache)
+        self._study = TuningStudy(means.storage, name, space, sampler)
+        self._total = min(settings.trials, len(space))
+        self._healthy: list[tuple[Kernel, Measurement]] = []
+        self._failures: dict[Status, Failures] = {}
+        self._done = self._new = 0
+        self._started = time.monotonic()
+        self._busy_before = worker.busy_seconds
+
+    def run(self) -> SearchResult:
+        self._last_round.stored_kernel()  # a damaged file is found before the work, not after it
+        resumed = self._take_up()
+        stopped = self._try_candidates()
+        self._take_up()
+        seconds = time.monotonic() - self._started
+        busy = (self._worker.busy_seconds - self._busy_before) / max(seconds, 1e-9)
+        self._tell_progress(last_round=True)
+        verdict = self._last_round.play(self._healthy)
+        return SearchResult(
+            problem=self._problem,
+            study=self._study.name,
+            stopped=stopped,
+            verdict=verdict,
+            failures=dict(self._failures),
+            done=self._done,
+            new=self._new,
+            resumed=resumed,
+            path=self._last_round.path if verdict.measurement is not None else None,
+            seconds=time.monotonic() - self._started,
+            gpu_busy=busy,
+        )
+
+    def _take_up(self) -> int:
+        """Take over what the study knows, from whichever process; the number of its trials that ended.
+
+        The table gets the rows that a crash kept from it.
+        """
+        finished = self._study.finished()
+        self._done = 0
+        self._healthy.clear()
+        self._failures.clear()
+        for trial in finished:
+            self._count(trial.kernel, trial.outcome)
+        self._table.reconcile(trial.row for trial in finished)
+        return len(finished)
+
+    def _try_candidates(self) -> Stop:
+        try:
+            with Pipeline[Candidate](self._pool, self._worker, self._request) as pipeline:
+                return self._feed(pipeline, ahead=2 * self._settings.jobs + GPU_QUEUE)
+        except DeviceUnavailable as error:
+            kept = f"{self._done} trials are stored, and the same command goes on from there"
+            raise DeviceUnavailable(f"{error} ({kept})") from error
+        finally:
+            with suppress(StorageError):  # whoever opens the study next settles it
+                self._study.release()
+
+    def _feed(self, pipeline: Pipeline[Candidate], ahead: int) -> Stop:
+        more = True
+        while (stop := self._asked_to_stop()) is None:
+            more = (more or not len(pipeline)) and self._propose(pipeline, ahead)
+            if not len(pipeline):
+                return Stop.TRIALS if self._total == self._settings.trials else Stop.EXHAUSTED
+            waits = 0.0 if more and len(pipeline) < ahead else _POLL_SECONDS
+            self._store(pipeline.collect(waits), pipeline.compiling)
+        self._store(pipeline.finish_running(_GRACE_SECONDS), 0)
+        return stop
+
+    def _asked_to_stop(self) -> Stop | None:
+        if self._interrupts.asked:
+            return Stop.INTERRUPTED
+        timeout = self._settings.timeout
+        if timeout is not None and time.monotonic() - self._started >= timeout:
+            return Stop.TIMEOUT
+        return None
+
+    def _propose(self, pipeline: Pipeline[Candidate], ahead: int) -> bool:
+        """Add one candidate where there is room; False where there are no more."""
+        if len(pipeline) >= ahead:
+            return True
+        candidate = self._study.ask(self._settings.trials)
+        if candidate is None:
+            return False
+        pipeline.add(candidate, candidate.kernel)
+        return True
+
+    def _request(self, kernel: Kernel, binary: Binary) -> Request:
+        best = self._best()
+        return Request(kernel, binary, self._problem, self._settings.policy, best[1].ms if best else None)
+
+    def _store(self, ended: Sequence[Done[Candidate]], compiling: int) -> None:
+        """Make outcomes durable: the study's word counts, and the table follows it."""
+        for done in ended:
+            kernel = done.ticket.kernel
+            found = row(
+                self._problem,
+                self._precision,
+                kernel,
+                done.outcome,
+                self._worker.info,
+                origin=Origin.SEARCH,
+                seed=self._settings.policy.seed,
+                binary=done.binary,
+            )
+            self._study.tell(done.ticket, done.outcome, found)
+            self._table.append([found])
+            self._count(kernel, done.outcome)
+            self._new += 1
+            self._tell_progress(compiling, (kernel, done.outcome))
+        if not ended:
+            self._tell_progress(compiling)
+
+    def _count(self, kernel: Kernel, outcome: Outcome) -> None:
+        self._done += 1
+        if isinstance(outcome, Measurement):
+            self._healthy.append((kernel, outcome))
+            return
+        known = self._failures.get(outcome.status)
+        example = known.example if known else f"{kernel}: {outcome.reason}"
+        self._failures[outcome.status] = Failures(known.count + 1 if known else 1, example)
+
+    def _best(self) -> tuple[Kernel, Measurement] | None:
+        return min(self._healthy, key=lambda pair: pair[1].ms, default=None)
+
+    def _tell_progress(
+        self, compiling: int = 0, last: tuple[Kernel, Outcome] | None = None, last_round: bool = False
+    ) -> None:
+        elapsed = time.monotonic() - self._started
+        rate = self._new / elapsed if elapsed > 0 else 0.0
+        eta = (self._total - self._done) / rate if rate else None
+        if eta is not None and self._settings.timeout is not None:
+            eta = min(eta, max(0.0, self._settings.timeout - elapsed))
+        self._on_event(
+            Progress(
+                problem=self._problem,
+                done=self._done,
+                total=max(self._total, self._done),
+                new=self._new,
+                best=self._best(),
+                rate=rate,
+                eta=eta,
+                failures=dict(self._failures),
+                compiling=compiling,
+                last=last,
+                last_round=last_round,
+            )
+        )
+
+
+def _predicted_ms(kernel: Kernel, problem: Problem, arch: Arch, worker: GpuWorker) -> float:
+    info = worker.info
+    return predict(
+        kernel,
+        problem,
+        arch,
+        sms=info.sms,
+        mhz=info.clock_mhz,
+        l2_bytes=info.l2_bytes,
+        gbytes_per_s=info.gbytes_per_s,
+    ).ms
