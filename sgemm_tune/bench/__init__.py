@@ -1,0 +1,1 @@
+"""Measuring again what a file holds, and the whole ladder over sizes."""
