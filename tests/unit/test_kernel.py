@@ -11,10 +11,10 @@ import pytest
 
 from sgemm_tune import kernel as kernel_module
 from sgemm_tune.arch import ARCHS
+from sgemm_tune.compiler.sources import kernels_dir
 from sgemm_tune.errors import IllegalConfiguration, UnknownName
 from sgemm_tune.kernel import Rules, TiledKernel, ceil_div, ladder, register, stage_named, tune
 from sgemm_tune.problem import Problem
-from sgemm_tune.sources import kernels_dir
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,116 @@
+"""`sgemm-tune bench`: measure again what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sgemm_tune.arch import parse_arch
+from sgemm_tune.cli import console
+from sgemm_tune.cli.gpu import open_worker
+from sgemm_tune.cli.options import (
+    RESULTS_DIR,
+    DeviceOption,
+    JsonOption,
+    ResultsDirOption,
+    SeedOption,
+    at_least,
+    can_write,
+)
+from sgemm_tune.errors import UsageError
+from sgemm_tune.kernel import Kernel, stage_named
+from sgemm_tune.kernel import ladder as every_stage
+from sgemm_tune.problem import Problem
+
+if TYPE_CHECKING:
+    from sgemm_tune.bench.bench import Bench
+    from sgemm_tune.bench.ladder import Rung
+    from sgemm_tune.store.configs import ConfigFile
+
+EXAMPLE = "sgemm-tune bench --config configs/h100.yaml --ladder"
+
+
+def command(
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Measure every entry and prediction of this file.")
+    ] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Measure each stage's best configuration over sizes.")
+    ] = False,
+    size: Annotated[
+        list[int] | None, typer.Option("--size", help="Restrict the ladder to this size; repeatable.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option("--stage", help="Restrict the ladder to this stage; repeatable.")
+    ] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = 0,
+    results_dir: ResultsDirOption = RESULTS_DIR,
+    as_json: JsonOption = False,
+) -> None:
+    """Validate and measure stored configurations on this GPU, interleaved with cuBLAS.
+
+    With --config, the file is brought up to date: entries of this device get fresh figures, and the best of a
+    shortlist of predictions becomes an entry. With --ladder, each stage is measured over sizes in the best
+    configuration that the results know, or its declared default.
+
+    Exits with 1 where a stored configuration gives a wrong result.
+    """
+    if config is None and not ladder:
+        raise UsageError("there is nothing to measure: give --config FILE, --ladder or both")
+    if not ladder and (size or stage):
+        raise UsageError("--size and --stage restrict the ladder: give --ladder too")
+    at_least("--device", device, 0)
+    at_least("--seed", seed, 0)
+    can_write(results_dir)
+    problems = [Problem.parse_size(side) for side in dict.fromkeys(size or ())]
+    stages = [stage_named(name) for name in dict.fromkeys(stage or ())] or every_stage()
+
+    from sgemm_tune.bench.bench import Bench, bench_file, read_for
+    from sgemm_tune.bench.ladder import LADDER_POLICY
+    from sgemm_tune.cli.bench_view import BenchView
+    from sgemm_tune.compiler.cache import BinaryCache
+    from sgemm_tune.measure.protocol import Policy
+    from sgemm_tune.store.results import ResultsFile
+
+    stored = read_for(config) if config is not None else None
+    results = ResultsFile(results_dir / "results.csv")
+    with open_worker(device) as worker:
+        view = BenchView(worker.info)
+        if config is not None:
+            bench = Bench(worker, results, BinaryCache(), Policy(seed=seed))
+            with console.steps() as progress:
+                view.stored = bench_file(bench, config, progress)
+        if ladder:
+            bench = Bench(worker, results, BinaryCache(), replace(LADDER_POLICY, seed=seed))
+            view.rungs, ids = _climb(bench, stages, problems, stored)
+            frame = results.frame()
+            view.rows = frame[frame["row_id"].isin(ids)]
+    if as_json:
+        console.print_json(view.document())
+    else:
+        view.show(console.console())
+    if view.failed:
+        raise typer.Exit(1)
+
+
+def _climb(
+    bench: Bench,
+    stages: Sequence[type[Kernel]],
+    problems: Sequence[Problem],
+    stored: ConfigFile | None,
+) -> tuple[list[Rung], list[str]]:
+    """(what was measured, ids of its rows)."""
+    from sgemm_tune.bench.ladder import LADDER_SIZES, bench_ladder, known_of
+
+    info = bench.gpu.info
+    fitting = [stage for stage in stages if stage.legal(parse_arch(info.arch))]
+    shapes = problems or [Problem.parse_size(side) for side in LADDER_SIZES]
+    known = known_of(bench.results, stored, info)
+    with console.steps() as progress:
+        return bench_ladder(bench, fitting, shapes, known, progress), bench.row_ids
