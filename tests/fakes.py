@@ -113,6 +113,7 @@ class Script:
         noise: relative spread of the samples.
         pause, compile_pause: seconds that one evaluation and one compilation take.
         throttled: every sample is taken while the GPU throttles.
+        neighbours: other processes that use the GPU.
         baseline: how cuBLAS comes out.
         log: every evaluation and compilation adds a line to this file: what was tried, and how often.
         no_device: the device cannot be opened while this file exists.
@@ -124,6 +125,7 @@ class Script:
     pause: float = 0.0
     compile_pause: float = 0.0
     throttled: bool = False
+    neighbours: int = 0
     baseline: Check = RIGHT
     log: Path | None = None
     no_device: Path | None = None
@@ -210,7 +212,8 @@ class FakeDevice:
 
     def telemetry(self) -> Telemetry:
         """Clocks and power."""
-        return Telemetry(1980, 650.0, ("power cap",) if self.script.throttled else (), 0)
+        throttle = ("power cap",) if self.script.throttled else ()
+        return Telemetry(1980, 650.0, throttle, self.script.neighbours)
 
     def _sample(self, run: Kernel | None, i: int) -> float:
         special = {"above_peak": 1e-9, "no_time": 0.0, "time_is_nan": float("nan")}.get(

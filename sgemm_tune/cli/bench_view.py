@@ -95,7 +95,9 @@ class BenchView:
         failures = [(one.kernel, one.stored.problem, one.outcome) for one in self.stored]
         failures += [(rung.kernel, rung.problem, rung.outcome) for rung in self.rungs]
         for kernel, problem, outcome in failures:
-            if not isinstance(outcome, Measurement):
+            if isinstance(outcome, Measurement):
+                lines += [f"{kernel} at {problem.shape}: {doubt}" for doubt in outcome.doubts]
+            else:
                 lines.append(
                     f"{kernel} at {problem.shape}: {outcome.status}: {console.one_line(outcome.reason)}"
                 )

@@ -81,8 +81,8 @@ def show(out: Console, result: SearchResult, device: str) -> None:
         lines += [
             f"  {status}: such as {console.one_line(f.example)}" for status, f in result.failures.items()
         ]
-    if best is not None and best.throttled:
-        lines.append("the GPU throttled while the best was timed: its figures are marked so")
+    if best is not None:
+        lines += best.doubts
     if result.why_nothing:
         lines.append(result.why_nothing)
     elif result.verdict.kept:

@@ -6,7 +6,6 @@ CUDA_VISIBLE_DEVICES, and CuPy cuts a UUID off at its first zero byte.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from sgemm_tune.measure.outcome import Telemetry
@@ -60,7 +59,8 @@ class Nvml:
             sm_mhz=int(self._read("nvmlDeviceGetClockInfo", 0, 1)),
             watts=round(self._read("nvmlDeviceGetPowerUsage", 0) / 1000, 1),
             throttle=tuple(name for bit, name in _REASONS.items() if mask & bit),
-            other_processes=sum(process.pid != os.getpid() for process in processes),
+            # this process is one of them, though a container may show it under another number
+            other_processes=max(0, len(processes) - 1),
         )
 
     def _read(self, function: str, otherwise: Any, *args: int, handle: bool = True) -> Any:

@@ -146,6 +146,19 @@ class Measurement:
         """Always `ok`."""
         return Status.OK
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What was wrong with the GPU while the samples were taken, in words; nothing where all was well."""
+        found = []
+        if self.throttled:
+            reasons = ", ".join(self.telemetry.throttle) or "reason unknown"
+            found.append(f"the GPU throttled ({reasons}) while this was timed, also when it was repeated")
+        if self.telemetry.other_processes:
+            found.append(
+                f"{self.telemetry.other_processes} other processes used the GPU while this was timed"
+            )
+        return tuple(found)
+
 
 @dataclass(frozen=True)
 class Rejected:

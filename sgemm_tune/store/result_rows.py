@@ -30,6 +30,7 @@ COLUMNS: dict[str, str] = {
     "sm_mhz": "Int64",
     "watts": "float64",
     "throttle": "string",
+    "other_processes": "Int64",
     "seed": "Int64",
     "predicted_ms": "float64",
     **dict.fromkeys(("registers", "spill_bytes"), "Int64"),
@@ -93,6 +94,7 @@ def row(
         found.update(_figures(problem, measurement))
         for name in ("cache", "sm_mhz", "watts", "throttle"):
             found[name] = getattr(source, name)
+        found["other_processes"] = measurement.telemetry.other_processes
     return found
 
 

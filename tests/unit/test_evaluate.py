@@ -142,7 +142,14 @@ def test_throttled_samples_are_repeated_and_marked() -> None:
     found = measured(evaluate(hot, request()))
     assert found.throttled
     assert found.telemetry.throttle == ("power cap",)
+    assert found.doubts == ("the GPU throttled (power cap) while this was timed, also when it was repeated",)
     assert hot.calls.count("time") == calm.calls.count("time") + 1
+
+
+def test_other_processes_on_the_gpu_are_noticed() -> None:
+    assert measured(evaluate(FakeDevice(Script()), request())).doubts == ()
+    found = measured(evaluate(FakeDevice(Script(neighbours=2)), request()))
+    assert found.doubts == ("2 other processes used the GPU while this was timed",)
 
 
 def test_no_time_is_divided_by() -> None:
