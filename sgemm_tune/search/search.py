@@ -30,10 +30,11 @@ from sgemm_tune.model.predict import predict
 from sgemm_tune.problem import Problem
 from sgemm_tune.search.finalists import LastRound
 from sgemm_tune.search.interrupts import Interrupts
+from sgemm_tune.search.neighbours import neighbours_best
 from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline
 from sgemm_tune.search.samplers import make_sampler
 from sgemm_tune.search.storage import Storage, default_journal, open_storage
-from sgemm_tune.search.study import Candidate, TuningStudy, kernel_of, space_of, study_name
+from sgemm_tune.search.study import Candidate, TuningStudy, kernel_of, point_of, space_of, study_name
 from sgemm_tune.search.types import Failures, OnEvent, Progress, SearchResult, SearchSettings, Stop
 from sgemm_tune.store.results import ResultsFile, row
 
@@ -122,7 +123,9 @@ class _ProblemSearch:
         prior = [_predicted_ms(kernel_of(point), problem, arch, worker) for point in space.points]
         sampler = make_sampler(settings.sampler, space, settings.seed, prior)
         name = study_name(stages, space, worker.info, problem, settings.policy.cache)
-        self._study = TuningStudy(means.storage, name, space, sampler)
+        best_elsewhere = neighbours_best(settings.configs_dir, arch, worker.info, self._precision, problem)
+        first = [point_of(kernel) for kernel in best_elsewhere]
+        self._study = TuningStudy(means.storage, name, space, sampler, first)
         self._total = min(settings.trials, len(space))
         self._healthy: list[tuple[Kernel, Measurement]] = []
         self._failures: dict[Status, Failures] = {}

@@ -47,7 +47,12 @@ _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 def space_of(stages: Sequence[type[Kernel]], arch: Arch) -> Space:
     """Every legal configuration of the stages as one space, so that rungs compete."""
-    return Space.of({STAGE: s.name(), **kernel.params} for s in stages for kernel in s.legal(arch))
+    return Space.of(point_of(kernel) for stage in stages for kernel in stage.legal(arch))
+
+
+def point_of(kernel: Kernel) -> Point:
+    """The point of `space_of` that stands for a configuration."""
+    return {STAGE: kernel.name(), **kernel.params}
 
 
 def kernel_of(point: Point) -> Kernel:
@@ -102,16 +107,26 @@ class TuningStudy:
     Trials that killed processes left behind are settled here: one whose outcome is known is finished, any
     other is given up and its configuration proposed again.
 
+    Args:
+        storage: where it is.
+        name: `study_name`.
+        space: what may be proposed.
+        sampler: proposes.
+        first: points to propose before the sampler speaks, in this order, unless they were tried.
+
     Raises:
         StorageError: the storage cannot be used.
     """
 
-    def __init__(self, storage: Storage, name: str, space: Space, sampler: BaseSampler) -> None:
+    def __init__(
+        self, storage: Storage, name: str, space: Space, sampler: BaseSampler, first: Sequence[Point] = ()
+    ) -> None:
         self.name = name
         self.space = space
         self._storage = storage
         self._token = owner_token()
         self._mine: set[int] = set()
+        self._first = list(first)
         with storage.explained(), locked(storage.turn):
             self._study = optuna.create_study(
                 storage=storage.backend, study_name=name, sampler=sampler, load_if_exists=True
@@ -135,10 +150,10 @@ class TuningStudy:
         with self._storage.explained(), locked(self._storage.turn):
             if not self._has_room(budget):
                 return None
-            again = self._lost_points()
-            if not again and remaining(self._study, self.space) == 0:
+            given = self._lost_points() or self._untried_first()
+            if not given and remaining(self._study, self.space) == 0:
                 return None
-            with self._proposing(again[:1]):
+            with self._proposing(given[:1]):
                 trial = self._study.ask()
                 self._mine.add(trial.number)
                 trial.set_user_attr(_OWNER, self._token)
@@ -201,6 +216,16 @@ class TuningStudy:
             elif place is not None:
                 held.add(place)
         return [point for place, point in lost.items() if place not in held]
+
+    def _untried_first(self) -> list[Point]:
+        if self._first:
+            tried = {self.space.index(trial.params) for trial in self._trials()}
+            self._first = [
+                point
+                for point in self._first
+                if (place := self.space.index(point)) is not None and place not in tried
+            ]
+        return self._first
 
     @contextlib.contextmanager
     def _proposing(self, given: Sequence[Point]) -> Iterator[None]:

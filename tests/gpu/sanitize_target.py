@@ -6,9 +6,11 @@ compute-sanitizer --tool memcheck python -m tests.gpu.sanitize_target
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from sgemm_tune.arch import parse_arch
-from sgemm_tune.compiler.nvrtc import compile_kernel
+from sgemm_tune.arch import Arch, parse_arch
+from sgemm_tune.compiler.nvrtc import Binary, compile_kernel
 from sgemm_tune.device.gpu import GpuDevice
 from sgemm_tune.kernel import Kernel, ladder
 from sgemm_tune.measure.cases import Case
@@ -31,13 +33,20 @@ def kernels() -> list[Kernel]:
     return chosen
 
 
+def compile_all(kernels: Sequence[Kernel], arch: Arch) -> list[Binary]:
+    """Compile side by side: NVRTC lets other threads run meanwhile."""
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda kernel: compile_kernel(kernel, arch), kernels))
+
+
 def main() -> None:
     """Run them all; the last line says how many runs there were."""
     device = GpuDevice(0)
     arch = parse_arch(device.info.arch)
     runs = 0
-    for kernel in kernels():
-        loaded = device.load(kernel, compile_kernel(kernel, arch))
+    chosen = kernels()
+    for kernel, binary in zip(chosen, compile_all(chosen, arch), strict=True):
+        loaded = device.load(kernel, binary)
         for case in CASES:
             check = device.check(loaded, case, kernel.precision, seed=1)
             if (

@@ -7,13 +7,14 @@ import random
 import pytest
 
 from sgemm_tune.arch import Arch
-from sgemm_tune.compiler.nvrtc import compile_kernel
+from sgemm_tune.compiler.nvrtc import Binary, compile_kernel
 from sgemm_tune.device.gpu import GpuDevice
 from sgemm_tune.kernel import Kernel, ladder
 from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.evaluate import validate
 from sgemm_tune.measure.protocol import Policy, Request
 from sgemm_tune.problem import Precision, Problem
+from tests.gpu.sanitize_target import compile_all
 
 pytestmark = pytest.mark.gpu
 
@@ -21,15 +22,15 @@ SAMPLED = 12
 RAGGED = Problem(517, 389, 261, alpha=1.25, beta=0.0, lda=263, ldb=391, ldc=392)
 
 
-def _sampled(stage: type[Kernel], arch: Arch) -> list[Kernel]:
+def _sampled(stage: type[Kernel], arch: Arch) -> list[tuple[Kernel, Binary]]:
     legal = list(stage.legal(arch))
-    return [stage(), *random.Random(1).sample(legal, min(SAMPLED, len(legal)))]
+    kernels = [stage(), *random.Random(1).sample(legal, min(SAMPLED, len(legal)))]
+    return list(zip(kernels, compile_all(kernels, arch), strict=True))
 
 
 @pytest.mark.parametrize("stage", ladder(), ids=lambda stage: stage.name())
 def test_hard_shapes(stage: type[Kernel], device: GpuDevice, arch: Arch) -> None:
-    for kernel in _sampled(stage, arch):
-        binary = compile_kernel(kernel, arch)
+    for kernel, binary in _sampled(stage, arch):
         for problem in (RAGGED, Problem(1000, 1023, 1024)):
             request = Request(kernel, binary, problem, Policy(seed=3))
             accuracy, rejected = validate(device, request, device.load(kernel, binary))

@@ -157,6 +157,20 @@ def test_each_problem_has_its_own_study_and_entry(bench: Bench) -> None:
     }
 
 
+def test_a_shape_starts_from_the_best_of_its_neighbours(bench: Bench) -> None:
+    bench.search(trials=len(KERNELS))
+    before = len(tried(bench))
+    replace(bench, problems=(Problem.parse_size(512),)).search(trials=3)
+    assert tried(bench)[before] == str(FASTEST)
+    assert len(set(tried(bench)[before : before + 3])) == 3, "and goes on with others"
+
+
+def test_what_was_tried_is_not_tried_again_because_a_neighbour_had_it(bench: Bench) -> None:
+    bench.search(trials=len(KERNELS))
+    (again,) = bench.search(trials=2 * len(KERNELS))
+    assert (again.new, again.resumed, again.stopped) == (0, len(KERNELS), Stop.EXHAUSTED)
+
+
 @pytest.mark.parametrize(
     "change",
     [
