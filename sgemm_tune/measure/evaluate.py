@@ -238,7 +238,8 @@ def _measurement(
             f"{median:.6f} ms would be {request.problem.flops / max(median, 1e-9) / 1e9:.1f} TFLOP/s, "
             f"above the device's peak of {peak:.1f}",
         )
-    ratios = () if baseline is None else tuple(b / a for a, b in zip(samples.ms, baseline.ms, strict=True))
+    pairs = () if baseline is None else zip(samples.ms, baseline.ms, strict=True)
+    ratios = Samples(tuple(theirs / ours for ours, theirs in pairs) or (0.0,))
     telemetry = device.telemetry()
     return Measurement(
         ms=median,
@@ -246,10 +247,12 @@ def _measurement(
         ms_p90=samples.quantile(0.9),
         samples=len(samples.ms),
         cublas_ms=baseline.median if baseline is not None else 0.0,
-        vs_cublas=statistics.median(ratios) if ratios else 0.0,
+        vs_cublas=ratios.median,
         accuracy=accuracy,
         early_cut=early_cut,
         throttled=throttled,
         cache=request.policy.cache,
         telemetry=replace(telemetry),
+        vs_p10=ratios.quantile(0.1),
+        vs_p90=ratios.quantile(0.9),
     )

@@ -123,7 +123,7 @@ class Measurement:
         ms, ms_p10, ms_p90: median and quantiles per launch.
         samples: how many samples stand behind them.
         cublas_ms: median of the interleaved baseline; 0 where an early cut took none.
-        vs_cublas: median of the pairwise ratios cuBLAS time / candidate time.
+        vs_cublas, vs_p10, vs_p90: median and quantiles of the pairwise ratios cuBLAS time / candidate time.
         early_cut: the candidate was so slow that a few samples had to do.
         throttled: the samples were taken while the GPU throttled, repeated ones too.
         cache: `cold` or `warm`, the state of the L2.
@@ -140,6 +140,8 @@ class Measurement:
     throttled: bool = False
     cache: str = "cold"
     telemetry: Telemetry = field(default_factory=Telemetry)
+    vs_p10: float = 0.0
+    vs_p90: float = 0.0
 
     @property
     def status(self) -> Status:

@@ -1,9 +1,10 @@
 """The last round: the best few and the stored best are timed again in the same passes, and one of them wins.
 
-Declared noise: two medians differ only if they are more than `TIE` apart and more than twice the standard
-error of their difference. Whoever the fastest does not beat so ties with it. Among those, the stored best
-stays; without one, the lowest rung wins, then the smallest values of its tunables: another run over the same
-configurations ends with the same winner.
+Declared noise: two configurations differ only if their ratios to cuBLAS, taken pair by pair in the same
+passes, are more than `TIE` apart and more than twice the standard error of their difference. (A GPU that
+throttles now and then scatters all times alike, which cancels out of the ratios.) Whoever the fastest does
+not beat so ties with it. Among those, the stored best stays; without one, the lowest rung wins, then the
+smallest values of its tunables: another run over the same configurations ends with the same winner.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sgemm_tune.store.configs import (
 )
 
 TIE = 0.005
-"""Medians closer than this are a tie whatever the samples say: interleaved runs repeat within 0.5 %."""
+"""Closer than this is a tie whatever the samples say: interleaved runs repeat within 0.5 %."""
 
 _MEDIAN = 1.2533  # standard error of a median in standard errors of a mean, of a normal distribution
 _DECILES = 2.563  # p90 - p10 in standard deviations, of a normal distribution
@@ -142,7 +143,8 @@ class LastRound:
 def decide(finalists: Sequence[Finalist]) -> Verdict:
     """Who wins, by the rules above."""
     timed = sorted(
-        ((f.outcome, f) for f in finalists if isinstance(f.outcome, Measurement)), key=lambda pair: pair[0].ms
+        ((f.outcome, f) for f in finalists if isinstance(f.outcome, Measurement)),
+        key=lambda pair: (-pair[0].vs_cublas, pair[0].ms),
     )
     order = (*(f for _, f in timed), *(f for f in finalists if isinstance(f.outcome, Rejected)))
     if not timed:
@@ -161,13 +163,13 @@ def decide(finalists: Sequence[Finalist]) -> Verdict:
 
 def beats(fast: Measurement, slow: Measurement) -> bool:
     """Whether `fast` is faster than `slow` beyond the noise; both come from the same passes."""
-    apart = slow.ms - fast.ms
-    return apart > TIE * fast.ms and apart > 2 * math.hypot(_error(fast), _error(slow))
+    lead = fast.vs_cublas - slow.vs_cublas
+    return lead > TIE * slow.vs_cublas and lead > 2 * math.hypot(_error(fast), _error(slow))
 
 
 def _error(measured: Measurement) -> float:
-    """Standard error of the median in ms."""
-    return _MEDIAN * (measured.ms_p90 - measured.ms_p10) / _DECILES / math.sqrt(measured.samples)
+    """Standard error of the median ratio."""
+    return _MEDIAN * (measured.vs_p90 - measured.vs_p10) / _DECILES / math.sqrt(measured.samples)
 
 
 def _rule(kernel: Kernel) -> tuple[int, tuple[int, ...]]:

@@ -76,6 +76,7 @@ def test_a_measurement_is_a_row_with_all_its_figures(table: ResultsFile) -> None
     assert (found["early_cut"], found["throttled"], found["cache"]) == (False, False, "cold")
     assert (found["sm_mhz"], found["watts"], found["throttle"]) == (1980, 650.2, "sw_power_cap")
     assert found["other_processes"] == 0
+    assert (found["vs_p10"], found["vs_p90"]) == (0.79, 0.81)
     assert (found["seed"], found["registers"], found["spill_bytes"]) == (7, 96, 8)
     assert (found["driver"], found["runtime"], found["nvrtc"], found["cublas"]) == (
         "575.57",
