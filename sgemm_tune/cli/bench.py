@@ -21,9 +21,10 @@ from sgemm_tune.cli.options import (
     at_least,
     can_write,
 )
-from sgemm_tune.errors import UsageError
+from sgemm_tune.errors import DeviceUnavailable, UsageError
 from sgemm_tune.kernel import Kernel, stage_named
 from sgemm_tune.kernel import ladder as every_stage
+from sgemm_tune.measure.worker import GpuWorker
 from sgemm_tune.problem import Problem
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def command(
 
     stored = read_for(config) if config is not None else None
     results = ResultsFile(results_dir / "results.csv")
-    with open_worker(device) as worker:
+    with _worker(device) as worker:
         view = BenchView(worker.info)
         if config is not None:
             bench = Bench(worker, results, BinaryCache(), Policy(seed=seed))
@@ -114,3 +115,18 @@ def _climb(
     known = known_of(bench.results, stored, info)
     with console.steps() as progress:
         return bench_ladder(bench, fitting, shapes, known, progress), bench.row_ids
+
+
+def _worker(device: int) -> GpuWorker:
+    """The process that measures.
+
+    Raises:
+        DeviceUnavailable: there is no usable GPU, and what else could be done.
+    """
+    try:
+        return open_worker(device)
+    except DeviceUnavailable as error:
+        raise DeviceUnavailable(
+            f"bench measures, and there is no GPU to measure on: {error}: run it on a machine with one, "
+            "or see `sgemm-tune doctor`"
+        ) from error
