@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sgemm_tune.arch import WARP, Arch
+from sgemm_tune.arch import KIB, WARP, Arch
 from sgemm_tune.kernel import Kernel, ceil_div
 from sgemm_tune.model.instructions import Copy, Pass, inner_pass, tile_copy
 from sgemm_tune.model.occupancy import SCHEDULERS
-from sgemm_tune.problem import Problem
+from sgemm_tune.problem import FLOAT_BYTES, Problem
 
-GLOBAL_LATENCY = 750.0
-"""Cycles from a global load to its use, misses of L2 included (270 for a hit, 600 to 800 for a miss)."""
+GLOBAL_LATENCY = 600.0
+"""Cycles from a global load to its use (270 for a hit of L2, 600 to 800 for a miss)."""
 
 LDS_LATENCY = 30.0
 """Cycles from an LDS to its use, besides those in which shared memory serves it."""
@@ -23,19 +23,38 @@ LDS_LATENCY = 30.0
 FFMA_LATENCY = 4.0
 """Cycles until an FFMA's sum can be added to again."""
 
-BARRIER = 45.0
-"""Cycles of a __syncthreads() and the first LDS after it."""
+STALL_CYCLES = 0.2
+"""Cycles per FFMA in which its warp waits and another can issue. On an H200 at 1024, one warp a scheduler
+with 8 x 16 patches takes 11 % longer than two with 8 x 8, which load more per FFMA."""
+
+BARRIER = 30.0
+"""Cycles of a __syncthreads()."""
 
 EPILOGUE_INSTRUCTIONS = 3.0
 """Instructions per element of C: scale, address, store (a third of the stores where they are vectors)."""
 
-EXCHANGE_CYCLES = 1500.0
-"""Cycles in which a cluster's blocks meet twice and add up their partial sums."""
+CLUSTER_CYCLES = 1500.0
+"""Cycles in which a cluster's blocks start together and meet twice."""
+
+CLUSTER_BYTES_PER_CLOCK = 10.0
+"""Bytes per clock that an SM reads from the others of a cluster while they read from it. Set by the H200's
+figures; 7 and 14 order split kernels about as well."""
 
 L2_BYTES_PER_CLOCK = 28.0
 """L2 bytes per clock that each SM gets when all read (measured bandwidths lie between 16 and 32)."""
 
-OVERLAP = 4.0
+CODE_CACHE = 20 * KIB
+"""Bytes of a loop that the instruction cache next to a scheduler supplies (12 KiB on Volta: Jia et al.,
+"Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018). On an H200 at 2048, 128 x 128
+tiles of 8 x 16 patches take 0.355 ms where the loop has 18 KB, and 0.400 to 0.411 ms where it has 67 KB."""
+
+FETCH_CYCLES = 0.22
+"""Share by which an instruction takes longer where it comes from further away."""
+
+INSTRUCTION_BYTES = 16
+"""All of sm_70 and newer."""
+
+OVERLAP = 6.0
 """Exponent of the power mean that joins resources which work at the same time."""
 
 
@@ -51,7 +70,11 @@ class Flow(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One block's work, and how long an SM takes over several."""
+    """One block's work, and how long an SM takes over several.
+
+    Of its fields, `exchange` is the cycles in which it reads other blocks' partial sums, and `fetched` the
+    share of its loop that the nearest instruction cache does not hold.
+    """
 
     inner: Pass
     copy: Copy
@@ -63,24 +86,28 @@ class Block(NamedTuple):
     shared: bool
     epilogue: float
     exchange: float
+    fetched: float
 
     @classmethod
     def of(cls, kernel: Kernel, problem: Problem, arch: Arch) -> Block:
         """A block of this configuration."""
         traits, (tm, tn), bk = kernel.traits, kernel.thread_tile, kernel.tile[2]
-        inner = inner_pass(kernel, arch)
+        inner, copy = inner_pass(kernel, arch), tile_copy(kernel, problem)
+        passes = bk / inner.depth
+        code = INSTRUCTION_BYTES * (passes * (inner.math + inner.loads) + copy.issue)
         stores = 1 / 3 if traits.split_fragments else 1.0
         return cls(
             inner=inner,
-            copy=tile_copy(kernel, problem),
+            copy=copy,
             warps=ceil_div(kernel.threads, WARP),
-            passes=bk / inner.depth,
+            passes=passes,
             steps=ceil_div(ceil_div(problem.k, kernel.split_k), bk),
             buffers=traits.buffers,
             early_fragments=traits.early_fragments,
             shared=traits.shared,
             epilogue=tm * tn * EPILOGUE_INSTRUCTIONS * stores,
-            exchange=EXCHANGE_CYCLES if kernel.split_k > 1 else 0.0,
+            exchange=_exchange(kernel),
+            fetched=max(0.0, 1.0 - CODE_CACHE / code),
         )
 
     def flow(self, blocks: int) -> Flow:
@@ -89,21 +116,32 @@ class Block(NamedTuple):
         queue = ceil_div(warps, SCHEDULERS)
         early = self.inner.issue if self.early_fragments else 0.0
         wait = max(0.0, LDS_LATENCY + self.inner.wavefronts - early)
-        wait += max(0.0, FFMA_LATENCY - self.inner.math)
+        wait += max(0.0, FFMA_LATENCY - self.inner.math) + STALL_CYCLES * self.inner.math
         issue = self.passes * round_trip(queue, self.inner.issue, wait) + queue * self.copy.issue
+        issue *= 1.0 + FETCH_CYCLES * self.fetched
         smem = warps * (self.passes * self.inner.wavefronts + self.copy.wavefronts)
         l2 = blocks * self.copy.bytes / L2_BYTES_PER_CLOCK
         work = step = overlap(issue, smem, l2)
         if self.shared:
-            early = (self.buffers - 1) * work
-            barriers = BARRIER if self.buffers > 1 else 2 * BARRIER
-            step = round_trip(blocks, work / blocks, max(0.0, GLOBAL_LATENCY - early) + barriers)
+            # tf32_mma, with two buffers but no early fragments, takes an H200 as long as if it hid nothing:
+            # at 4096 a tile's work and 1400 to 1800 cycles for each of BK = 8, 16 and 32
+            early = (self.buffers - 1) * work if self.early_fragments else 0.0
+            wait = max(0.0, GLOBAL_LATENCY - early) + (BARRIER if self.buffers > 1 else 2 * BARRIER)
+            step = round_trip(blocks, work / blocks, wait)
         return Flow(blocks, issue, smem, l2, work, step)
 
     def run(self, blocks: int, flow: Flow) -> float:
         """Cycles for `blocks` resident blocks to run from start to end."""
         queue = ceil_div(blocks * self.warps, SCHEDULERS)
-        return self.steps * flow.step + 2 * GLOBAL_LATENCY + queue * self.epilogue + self.exchange
+        ends = 2 * GLOBAL_LATENCY + queue * self.epilogue + blocks * self.exchange
+        return self.steps * flow.step + ends + (CLUSTER_CYCLES if self.exchange else 0.0)
+
+
+def _exchange(kernel: Kernel) -> float:
+    """Cycles in which a block reads its share of the others' partial sums."""
+    others = 1 - 1 / kernel.split_k
+    bm, bn, _ = kernel.tile
+    return FLOAT_BYTES * bm * bn * others / CLUSTER_BYTES_PER_CLOCK
 
 
 def round_trip(customers: int, service: float, wait: float) -> float:

@@ -14,24 +14,45 @@ from sgemm_tune.kernel import Kernel, ceil_div
 from sgemm_tune.model.occupancy import SCHEDULERS
 from sgemm_tune.problem import FLOAT_BYTES, Problem
 
-FFMA_CYCLES = 1.33
-"""Issue cycles of an FFMA where a scheduler could start one a cycle: two register banks, three operands. 1.33
-to 1.37 counted in the SASS of kernels that reach 47 TFLOP/s on an H200, 1.19 at the best (kernels.md)."""
+VECTOR = 4
+"""Floats in the widest load of a thread."""
 
-FFMA_CYCLES_LATE = 1.6
+FFMA_CYCLES = 1.25
+"""Issue cycles of an FFMA where a scheduler could start one a cycle: two register banks, three operands. 1.19
+to 1.37 were counted in the SASS of kernels on an H200 (kernels.md)."""
+
+FFMA_CYCLES_PLACED = 1.14
+"""The same in the loop of common/async_tile.cuh, whose `place_sums` counts 1.06 at the best, where the outer
+product goes back and forth, so that operands are reused at the turns. Both such ORDERs measure alike."""
+
+ROW_BY_ROW = 0
+"""The ORDER of an outer product that does not."""
+
+FFMA_CYCLES_LATE = 1.4
 """The same where a pass loads its own fragments: ptxas then orders FFMAs by what has arrived, not by what can
-be reused (1.8 with no reuse at all). It is what the published 29 to 36 TFLOP/s of such kernels say."""
+be reused (1.8 with no reuse at all)."""
 
-MMA_SYNC_FLOPS = 1280
-"""TF32 FLOP per SM and clock that mma.sync reaches at most; Hopper's and Blackwell's full rate needs wgmma
-and tcgen05, and mma.sync tops out at about 62 % of wgmma's 2048."""
+MMA_SYNC_FLOPS = 768
+"""TF32 FLOP per SM and clock of mma.sync between its loads. Hopper's full rate, 2048, needs wgmma, and
+mma.sync is said to reach 62 % of it; the tf32_mma stage, loading by single LDS, was fastest at 149 TFLOP/s on
+an H200."""
 
-GLOBAL_WAVEFRONTS = 2.5
-"""Cycles of the L1 cache for a warp's consecutive 4-byte loads; 32 where every lane hits another line. Their
-ratio is what makes the coalesced stage 7 times the naive one, as published."""
+GLOBAL_WAVEFRONTS = 1.75
+"""Cycles of the L1 cache for a warp's consecutive 4-byte loads; 32 where every lane hits another line. With
+the next one, an H200's 33.7 cycles a step of K of naive, and 2.5 to 2.8 of coalesced with 128 to 512
+threads."""
+
+BROADCAST_WAVEFRONTS = 1.0
+"""The same where all lanes read one word."""
+
+L1_MISSES = 0.5
+"""Share of such loads that reaches L2: an SM's blocks have rows and columns in common."""
 
 LOAD_OVERHEAD = 3.0
 """Instructions besides the load itself for each global load of a tile: address, bounds, predicate."""
+
+ASYNC_CYCLES = 2.0
+"""Issue cycles of an LDGSTS: its addresses are a register and a constant each."""
 
 STEP_OVERHEAD = 24.0
 """Instructions per tile besides loads, stores and arithmetic: loop, barriers, addresses."""
@@ -57,7 +78,7 @@ class Pass:
 
     depth: int
     math: int
-    loads: int
+    loads: float
     ideal: float
     issue: float
     wavefronts: float
@@ -94,31 +115,52 @@ def wavefronts(lanes: int, stride: int, vector: int) -> int:
     return ceil_div(lanes, groups // math.gcd(groups, max(1, stride // vector)))
 
 
+def load_cycles(lanes: int, stride: int, vector: int) -> int:
+    """Cycles in which shared memory serves one load of a warp, of which it takes 128 bytes at a time.
+
+    So an LDS.128 is four loads of 8 lanes each, whether or not they read the same: 4 cycles at least. Kernels
+    of 4 x 8 patches, 3 such loads, take an H200 12.0 cycles a warp and pass at 6144.
+
+    Args:
+        lanes: of 32 / vector neighbouring lanes those with distinct addresses.
+        stride, vector: as for `wavefronts`.
+    """
+    return vector * wavefronts(lanes, stride, vector)
+
+
 def inner_pass(kernel: Kernel, arch: Arch) -> Pass:
     """One step of the inner loop."""
     return _mma_pass(kernel, arch) if kernel.mma_k else _ffma_pass(kernel, arch)
 
 
 def _ffma_pass(kernel: Kernel, arch: Arch) -> Pass:
-    traits, (tm, tn), (wm, wn) = kernel.traits, kernel.thread_tile, kernel.warp_tile
+    traits, (tm, tn), (_, wn) = kernel.traits, kernel.thread_tile, kernel.warp_tile
     ffma = tm * tn
-    width_m, width_n = min(traits.vector, tm), min(traits.vector, tn)
-    loads_m, loads_n = ceil_div(tm, width_m), ceil_div(tn, width_n)
-    if not traits.shared:
-        busy = (
-            GLOBAL_WAVEFRONTS * loads_n
-            + (GLOBAL_WAVEFRONTS if traits.coalesced else min(WARP, kernel.tile[0])) * loads_m
-        )
+    if not traits.shared:  # every load is scalar, and where a warp reads one row of A, that is one word
+        loads_m, loads_n = float(tm), float(tn)
+        rows = min(WARP, kernel.tile[0]) if not traits.coalesced else BROADCAST_WAVEFRONTS
+        busy = GLOBAL_WAVEFRONTS * loads_n + rows * loads_m
     else:
-        # without vectors A keeps its rows of BK elements; with them it was transposed on its way
-        rows = tm * kernel.tile[2] if traits.vector == 1 else width_m if traits.split_fragments else tm
+        # where A keeps its rows of BK elements, ptxas reads four k at once: the same loads, other strides
+        along_k = traits.vector == 1
+        width_m = min(VECTOR, kernel.tile[2] if along_k else tm)
+        width_n = min(VECTOR, tn)
+        loads_m, loads_n = tm / width_m, tn / width_n
+        rows = tm * kernel.tile[2] if along_k else width_m if traits.split_fragments else tm
         columns = width_n if traits.split_fragments else tn
-        busy = loads_m * wavefronts(max(1, wm // tm), rows, width_m)
-        busy += loads_n * wavefronts(max(1, wn // tn), columns, width_n)
+        lanes_n = max(1, wn // tn)
+        busy = loads_m * load_cycles(max(1, WARP // width_m // lanes_n), rows, width_m)
+        busy += loads_n * load_cycles(min(WARP // width_n, lanes_n), columns, width_n)
     ideal = ffma * SCHEDULERS * WARP / arch.fp32_lanes
-    cycles = FFMA_CYCLES if traits.early_fragments else FFMA_CYCLES_LATE
-    issue = max(ideal, ffma * cycles + loads_m + loads_n)
+    issue = max(ideal, ffma * _ffma_cycles(kernel) + loads_m + loads_n)
     return Pass(1, ffma, loads_m + loads_n, ideal, issue, busy)
+
+
+def _ffma_cycles(kernel: Kernel) -> float:
+    if not kernel.traits.early_fragments:
+        return FFMA_CYCLES_LATE
+    placed = kernel.traits.async_copy and kernel.params.get("ORDER") != ROW_BY_ROW
+    return FFMA_CYCLES_PLACED if placed else FFMA_CYCLES
 
 
 def _mma_pass(kernel: Kernel, arch: Arch) -> Pass:
@@ -144,13 +186,14 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
     traits, (bm, bn, bk) = kernel.traits, kernel.tile
     size = FLOAT_BYTES * bk * (bm + bn)
     if not traits.shared:
-        return Copy(0.0, 0.0, 2.0 * bk, 0.0, size)
+        return Copy(0.0, 0.0, 2.0 * bk, 0.0, round(size * L1_MISSES))
     a, b = bm * bk / kernel.threads, bn * bk / kernel.threads
     aligned = problem.lda % traits.vector == 0 == problem.ldb % traits.vector
     loads = (a + b) / (traits.vector if aligned else 1)
     issue = STEP_OVERHEAD + loads * (1 + LOAD_OVERHEAD)
-    if traits.async_copy:
-        return Copy(loads, 0.0, issue, a + b, size)
+    if traits.async_copy:  # A float by float, so that it arrives transposed
+        loads = a + b / (traits.vector if aligned else 1)
+        return Copy(loads, 0.0, STEP_OVERHEAD + loads * ASYNC_CYCLES, 0.0, size)
     if kernel.mma_k:  # rounded to TF32 float by float, stored as they lie
         stores = (a + b) / traits.vector
         return Copy(loads, stores, issue + a + b + stores, a + b, size)

@@ -20,6 +20,11 @@ SCHEDULERS = 4
 REGISTER_UNIT = 256
 """Registers are handed to a warp in units of this many."""
 
+GPC_SMS = (18, 18, 18, 16, 16, 16, 16, 14)
+"""A guess at the SMs of each GPC, within which a cluster lies, on a Hopper of 132. It has room for 15
+clusters of 8, as seen on an H100 (accel-sim/gpu-app-collection, pull request 87), and for 31 of 4: 32 take an
+H200 twice as long as one wave."""
+
 SMEM_UNIT = 128
 """Shared memory is handed to a block in units of this many bytes."""
 
@@ -73,3 +78,9 @@ def occupancy(arch: Arch, *, registers: int, threads: int, smem_bytes: int) -> O
     )
     blocks, limiter = min(limits, key=lambda limit: limit[0])
     return Occupancy(blocks, blocks * warps, limiter)
+
+
+def clustered(sms: int, size: int) -> int:
+    """SMs of `sms` that clusters of `size` blocks can use; all boards in proportion to the Hopper above."""
+    room = sum(gpc // size * size for gpc in GPC_SMS)
+    return max(1, sms * room // sum(GPC_SMS))

@@ -3,12 +3,13 @@
 What the model knows, in the order in which it multiplies up:
 
 1. Occupancy: registers, threads and shared memory against the SM's limits (CUDA C++ Programming Guide,
-   "Compute Capabilities"; cuda_occupancy.h). See `occupancy`.
+   "Compute Capabilities"; cuda_occupancy.h). Clusters of 4 and 8 blocks leave some SMs idle. See `occupancy`.
 2. Instructions per FFMA: the fragments of a TM x TN patch cost (TM + TN) / (4 TM TN) LDS.128 per FFMA, and
-   loading, storing, barriers and addresses are spread over a tile's BK TM TN FFMAs. Bank conflicts of
-   fragments follow from strides and lanes. An FFMA itself costs 1.33 issue cycles for lack of register
-   banks: 1.19 to 1.37 were counted on an H200 whose peak in a register-only loop is 65.2 TFLOP/s
-   (kernels.md). TF32 has the rate of mma.sync instead. See `instructions`.
+   loading, storing, barriers and addresses are spread over a tile's BK TM TN FFMAs. An LDS.128 keeps shared
+   memory busy for 4 cycles, bank conflicts for more. An FFMA itself costs 1.14 to 1.4 issue cycles for lack
+   of register banks: 1.06 to 1.37 were counted in SASS (kernels.md). TF32 has the rate of mma.sync
+   instead. A loop that is larger than the caches next to the schedulers waits for instructions. See
+   `instructions` and `block_time`.
 3. Latency: a closed queue at two levels. A scheduler serves its resident warps, each of which waits for its
    operands between passes; an SM serves its resident blocks, each of which waits at barriers and, where a
    stage loads and computes by turns, for global memory between tiles. Exact mean value analysis (Reiser
@@ -16,14 +17,15 @@ What the model knows, in the order in which it multiplies up:
    tile's latency behind the other tile's arithmetic. See `block_time`.
 4. Bandwidths: shared memory 128 bytes a clock and SM; L2, from which every block reads its own panels, so
    that A is read N / BN times; device memory, from which a wave of blocks reads the panels it covers once,
-   and all of it only once where the problem fits in L2.
+   and all of it only once where the problem fits in L2; other SMs of a cluster, for partial sums.
 5. Waves: the SM with most blocks decides. 144 tiles on 132 SMs take as long as 264, which is what sizes
    1536, 3072 and 5120 suffer from. Edge tiles cost as much as whole ones.
 6. A launch costs microseconds whatever it computes, and so does a block's first load and last store.
 
 Resources that overlap are joined by a power mean, which is their maximum where one dominates. Every
 constant here, in `block_time` and in `instructions` has a name and a reason; there are no other fitted
-coefficients. It orders and explains; absolute times are good to some 20 %.
+coefficients. Those that no source gives were set once by measurements on an H200: docs/model.md says by
+which, and how well the model orders others.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from sgemm_tune.arch import KIB, Arch
 from sgemm_tune.kernel import Kernel, ceil_div
 from sgemm_tune.model.block_time import Block, overlap
 from sgemm_tune.model.instructions import estimate_registers
-from sgemm_tune.model.occupancy import Occupancy, occupancy
+from sgemm_tune.model.occupancy import Occupancy, clustered, occupancy
 from sgemm_tune.problem import FLOAT_BYTES, Problem
 
 DRAM_EFFICIENCY = 0.85
@@ -136,7 +138,8 @@ def predict(
     grid = kernel.grid(problem)
     if not held.blocks:
         return _impossible(used, held, grid)
-    queue = ceil_div(grid, sms)
+    used_sms = clustered(sms, kernel.split_k)
+    queue = ceil_div(grid, used_sms)
     full, rest = divmod(queue, held.blocks)
     first = block.flow(min(held.blocks, max(1, queue)))
     cycles = full * block.run(held.blocks, first)
@@ -161,7 +164,7 @@ def predict(
         registers=used,
         occupancy=held,
         blocks=grid,
-        waves=grid / (held.blocks * sms),
+        waves=grid / (held.blocks * used_sms),
         wave_efficiency=grid / (queue * sms) if grid else 1.0,
         useful=problem.m * problem.n * problem.k / max(1, grid * bm * bn * block.steps * bk),
         loads_per_math=inner.loads / inner.math,
