@@ -38,7 +38,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class Gpu(Protocol):
-    """What measuring needs; `worker.GpuWorker` has it."""
+    """What measuring needs; `measure.worker.GpuWorker` has it."""
 
     @property
     def info(self) -> DeviceInfo:

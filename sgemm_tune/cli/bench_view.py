@@ -132,13 +132,4 @@ def _described(problem: Problem, kernel: Kernel, outcome: Outcome) -> dict[str, 
     }
     if not isinstance(outcome, Measurement):
         return {**described, "reason": outcome.reason}
-    return {
-        **described,
-        "ms": outcome.ms,
-        "tflops": problem.tflops(outcome.ms),
-        "cublas_ms": outcome.cublas_ms,
-        "vs_cublas": outcome.vs_cublas,
-        "error": outcome.accuracy.error,
-        "error_bound": outcome.accuracy.bound,
-        "throttled": outcome.throttled,
-    }
+    return {**described, **console.figures(problem, outcome)}

@@ -24,6 +24,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from sgemm_tune.measure.outcome import Measurement
+from sgemm_tune.problem import Problem
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -83,6 +86,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def figures(problem: Problem, measurement: Measurement) -> dict[str, Any]:
+    """What a script is told of a measurement, whichever command made it."""
+    return {
+        "ms": measurement.ms,
+        "tflops": problem.tflops(measurement.ms),
+        "cublas_ms": measurement.cublas_ms,
+        "vs_cublas": measurement.vs_cublas,
+        "error": measurement.accuracy.error,
+        "error_bound": measurement.accuracy.bound,
+        "throttled": measurement.throttled,
+    }
 
 
 def one_line(text: str) -> str:

@@ -17,7 +17,7 @@ from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.sources import SourceText, source_text
 from sgemm_tune.errors import CompileError, DeviceUnavailable
-from sgemm_tune.kernel import ENTRY_POINT, Kernel
+from sgemm_tune.kernel import Kernel
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STATIC_SMEM = re.compile(r"(\d+) bytes smem")
@@ -49,11 +49,6 @@ class Binary:
     seconds: float
     log: str
     cached: bool = False
-
-    @property
-    def digest(self) -> str:
-        """16 hex digits of SHA-256 over the cubin."""
-        return hashlib.sha256(self.cubin).hexdigest()[:16]
 
 
 @functools.cache
@@ -103,6 +98,16 @@ def cache_key(kernel: Kernel, arch: Arch) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def cached_binary(kernel: Kernel, arch: Arch, cache: BinaryCache) -> Binary | None:
+    """What `cache` has of one configuration, or None.
+
+    Raises:
+        DeviceUnavailable: CuPy or the NVRTC library is missing.
+    """
+    stored = cache.read(cache_key(kernel, arch))
+    return None if stored is None else Binary(cubin=stored[1], cached=True, **stored[0])
+
+
 def compile_kernel(kernel: Kernel, arch: Arch, cache: BinaryCache | None = None) -> Binary:
     """Compile one configuration for one architecture, or take it from `cache`.
 
@@ -110,14 +115,12 @@ def compile_kernel(kernel: Kernel, arch: Arch, cache: BinaryCache | None = None)
         CompileError: NVRTC refused it; the log is attached.
         DeviceUnavailable: CuPy or the NVRTC library is missing.
     """
-    key = cache_key(kernel, arch) if cache is not None else ""
-    if cache is not None and (stored := cache.read(key)) is not None:
-        meta, cubin = stored
-        return Binary(cubin=cubin, cached=True, **meta)
+    if cache is not None and (stored := cached_binary(kernel, arch, cache)) is not None:
+        return stored
     binary = compile_source(source_text(kernel.source), arch, kernel.defines, str(kernel))
     if cache is not None:
-        meta = asdict(binary)
-        cache.write(key, {name: meta[name] for name in meta if name not in ("cubin", "cached")}, binary.cubin)
+        meta = {name: value for name, value in asdict(binary).items() if name not in ("cubin", "cached")}
+        cache.write(cache_key(kernel, arch), meta, binary.cubin)
     return binary
 
 
@@ -191,15 +194,3 @@ def _first_error(log: str) -> str:
 def _only(pattern: re.Pattern[str], log: str) -> int:
     found = pattern.search(log)
     return int(found.group(1)) if found else 0
-
-
-__all__ = [
-    "ENTRY_POINT",
-    "Binary",
-    "cache_key",
-    "check_front_end",
-    "compile_kernel",
-    "compile_source",
-    "nvrtc_version",
-    "options",
-]

@@ -24,7 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.cache import BinaryCache
-from sgemm_tune.compiler.nvrtc import Binary, cache_key, compile_kernel
+from sgemm_tune.compiler.nvrtc import Binary, cached_binary, compile_kernel
 from sgemm_tune.errors import CompilerDied, CompileTimeout
 from sgemm_tune.kernel import Kernel
 
@@ -96,7 +96,7 @@ class CompilePool:
             DeviceUnavailable: CuPy or the NVRTC library is missing.
         """
         task = _Task(kernel, Future())
-        cached = self._cached(kernel)
+        cached = None if self._cache is None else cached_binary(kernel, self._arch, self._cache)
         with self._lock:
             if self._closed:
                 raise RuntimeError("this pool is closed")
@@ -130,12 +130,6 @@ class CompilePool:
         for pool in self._pools:
             pool.join()
         self._pools.clear()
-
-    def _cached(self, kernel: Kernel) -> Binary | None:
-        if self._cache is None:
-            return None
-        stored = self._cache.read(cache_key(kernel, self._arch))
-        return Binary(cubin=stored[1], cached=True, **stored[0]) if stored is not None else None
 
     def _new_pool(self) -> ProcessPool:
         return ProcessPool(self._jobs, initializer=_start_process, context=_CONTEXT)

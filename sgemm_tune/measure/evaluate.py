@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from sgemm_tune.arch import parse_arch
@@ -43,9 +42,9 @@ def evaluate(device: Device, request: Request) -> Outcome:
         DeviceFault: the candidate broke the context.
         SgemmTuneError: the baseline itself cannot be trusted.
     """
-    loaded, accuracy, refused = _validated(device, request)
-    if accuracy is None:
-        return refused
+    loaded, accuracy = _validated(device, request)
+    if isinstance(accuracy, Rejected):
+        return accuracy
     problem, policy = request.problem, request.policy
     precision = request.kernel.precision
     pilot = device.time([loaded], problem, precision, policy, policy.probe)
@@ -70,9 +69,9 @@ def compare(device: Device, requests: Sequence[Request]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     fit: list[tuple[int, Any, Accuracy]] = []
     for i, request in enumerate(requests):
-        loaded, accuracy, refused = _validated(device, request)
-        if accuracy is None:
-            outcomes[i] = refused
+        loaded, accuracy = _validated(device, request)
+        if isinstance(accuracy, Rejected):
+            outcomes[i] = accuracy
         else:
             fit.append((i, loaded, accuracy))
     if fit:
@@ -90,11 +89,11 @@ def compare(device: Device, requests: Sequence[Request]) -> list[Outcome]:
     return [outcomes[i] for i in range(len(requests))]
 
 
-def validate(device: Device, request: Request, loaded: Any) -> tuple[Accuracy | None, Rejected]:
+def validate(device: Device, request: Request, loaded: Any) -> Accuracy | Rejected:
     """Hard shapes, then the tuned shape against float64 and against cuBLAS's own error.
 
     Returns:
-        (accuracy, _) of a right candidate, (None, why) of a wrong one.
+        How exact a right candidate is on the tuned shape, or why it is wrong.
 
     Raises:
         SgemmTuneError: cuBLAS itself is not in the precision asked for.
@@ -103,7 +102,7 @@ def validate(device: Device, request: Request, loaded: Any) -> tuple[Accuracy | 
     for case in hard_cases(kernel):
         flaw = _flaw(device.check(loaded, case, kernel.precision, seed), kernel.precision, case.problem)
         if flaw:
-            return None, Rejected(Status.WRONG, f"{case.why} ({case.problem.shape}): {flaw}")
+            return Rejected(Status.WRONG, f"{case.why} ({case.problem.shape}): {flaw}")
     baseline = device.check_tuned(CUBLAS, problem, kernel.precision, seed)
     _trust_baseline(baseline, kernel.precision, problem)
     check = device.check_tuned(loaded, problem, kernel.precision, seed)
@@ -115,22 +114,22 @@ def validate(device: Device, request: Request, loaded: Any) -> tuple[Accuracy | 
             f"{baseline.norm_error:.2e}"
         )
     if flaw:
-        return None, Rejected(Status.WRONG, f"tuned shape ({problem.shape}): {flaw}")
+        return Rejected(Status.WRONG, f"tuned shape ({problem.shape}): {flaw}")
     bound = kernel.precision.error_bound(problem.k)
-    return Accuracy(check.error, bound, check.norm_error, baseline.norm_error), Rejected(Status.OK, "")
+    return Accuracy(check.error, bound, check.norm_error, baseline.norm_error)
 
 
-def _validated(device: Device, request: Request) -> tuple[Any, Accuracy | None, Rejected]:
-    """(what to launch, accuracy, _) of a candidate that may be timed, (_, None, why) of any other."""
+def _validated(device: Device, request: Request) -> tuple[Any, Accuracy | Rejected]:
+    """(what to launch, accuracy) of a candidate that may be timed, (None, why) of any other."""
     spilled = request.binary.spill_bytes
     if spilled > request.policy.spill_limit:
         reason = f"{spilled} bytes of spills per thread at {request.binary.registers} registers"
-        return None, None, Rejected(Status.SPILL, reason)
+        return None, Rejected(Status.SPILL, reason)
     try:
         loaded = device.load(request.kernel, request.binary)
-        return loaded, *validate(device, request, loaded)
+        return loaded, validate(device, request, loaded)
     except LaunchError as error:
-        return None, None, Rejected(Status.LAUNCH, str(error))
+        return None, Rejected(Status.LAUNCH, str(error))
 
 
 def _flaw(check: Check, precision: Precision, problem: Problem) -> str:
@@ -174,10 +173,10 @@ def _measured(
         if not throttled or attempt == policy.retries:
             break
     *own, baseline = timing.runs
-    outcomes: list[Outcome] = []
-    for request, samples, accuracy in zip(requests, own, accuracies, strict=True):
-        outcomes.append(_measurement(request, device, samples, baseline, accuracy, throttled=throttled))
-    return outcomes
+    return [
+        _measurement(request, device, samples, baseline, accuracy, throttled=throttled)
+        for request, samples, accuracy in zip(requests, own, accuracies, strict=True)
+    ]
 
 
 def _settled(
@@ -240,7 +239,6 @@ def _measurement(
         )
     pairs = () if baseline is None else zip(samples.ms, baseline.ms, strict=True)
     ratios = Samples(tuple(theirs / ours for ours, theirs in pairs) or (0.0,))
-    telemetry = device.telemetry()
     return Measurement(
         ms=median,
         ms_p10=samples.quantile(0.1),
@@ -252,7 +250,7 @@ def _measurement(
         early_cut=early_cut,
         throttled=throttled,
         cache=request.policy.cache,
-        telemetry=replace(telemetry),
+        telemetry=device.telemetry(),
         vs_p10=ratios.quantile(0.1),
         vs_p90=ratios.quantile(0.9),
     )

@@ -76,11 +76,6 @@ class Samples:
         high = min(low + 1, len(ordered) - 1)
         return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
-    @property
-    def deviation(self) -> float:
-        """Relative half-width of the 10 to 90 % range: (p90 - p10) / (2 median)."""
-        return (self.quantile(0.9) - self.quantile(0.1)) / (2 * self.median)
-
 
 @dataclass(frozen=True)
 class Telemetry:

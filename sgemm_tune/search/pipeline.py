@@ -27,7 +27,7 @@ Ticket = TypeVar("Ticket")
 
 
 class Compiles(Protocol):
-    """What is needed of `compile_pool.CompilePool`."""
+    """What is needed of `compiler.pool.CompilePool`."""
 
     def submit(self, kernel: Kernel) -> Future[Binary]:
         """Compile in another process; the future raises CompileError."""

@@ -4,7 +4,7 @@
         open its study, whose finished trials are kept           (study)
         until the budget, the time or the space is spent:
             propose a configuration that nobody has tried          (study, samplers)
-            compile it, ahead of the GPU                           (compile_pool)
+            compile it, ahead of the GPU                           (compiler.pool)
             validate and time it in the GPU's own process          (pipeline, worker, evaluate)
             store the outcome: first in the study, then in the table of results
         time the best few again, together, and store the winner  (finalists, configs)
@@ -33,8 +33,9 @@ from sgemm_tune.search.interrupts import Interrupts
 from sgemm_tune.search.neighbours import neighbours_best
 from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline
 from sgemm_tune.search.samplers import make_sampler
+from sgemm_tune.search.space import Space
 from sgemm_tune.search.storage import Storage, default_journal, open_storage
-from sgemm_tune.search.study import Candidate, TuningStudy, kernel_of, point_of, space_of, study_name
+from sgemm_tune.search.study import Candidate, TuningStudy, point_of, space_of, study_name
 from sgemm_tune.search.types import Failures, OnEvent, Progress, SearchResult, SearchSettings, Stop
 from sgemm_tune.store.results import ResultsFile, row
 
@@ -79,8 +80,8 @@ def search(
     storage = open_storage(settings.storage or journal, settings.results_dir)
     found: list[SearchResult] = []
     with Interrupts() as interrupts:
+        means = _Means(arch, space_of(stages, arch), worker, pool, settings, storage, interrupts, on_event)
         for problem in problems:
-            means = _Means(arch, worker, pool, settings, storage, interrupts, on_event)
             found.append(_ProblemSearch(problem, stages, means).run())
             if interrupts.asked:
                 break
@@ -92,6 +93,7 @@ class _Means:
     """What the searches of one command share."""
 
     arch: Arch
+    space: Space
     worker: GpuWorker
     pool: Compiles
     settings: SearchSettings
@@ -119,8 +121,9 @@ class _ProblemSearch:
             worker=worker,
             pool=pool,
         )
-        space = space_of(stages, arch)
-        prior = [_predicted_ms(kernel_of(point), problem, arch, worker) for point in space.points]
+        space = means.space
+        legal = (kernel for stage in stages for kernel in stage.legal(arch))  # in the order of the space
+        prior = [_predicted_ms(kernel, problem, arch, worker) for kernel in legal]
         sampler = make_sampler(settings.sampler, space, settings.seed, prior)
         name = study_name(stages, space, worker.info, problem, settings.policy.cache)
         best_elsewhere = neighbours_best(settings.configs_dir, arch, worker.info, self._precision, problem)

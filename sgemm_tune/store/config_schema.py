@@ -91,7 +91,7 @@ class Entry(_Located):
     Attributes:
         ms, cublas_ms: median times per launch in milliseconds.
         vs_cublas: cuBLAS time / this time, the median of pairwise ratios.
-        error, error_bound: as in `outcome.Accuracy`.
+        error, error_bound: as in `measure.outcome.Accuracy`.
     """
 
     device: Text

@@ -40,7 +40,7 @@ COLUMNS: dict[str, str] = {
 
 
 class Compiled(Protocol):
-    """What a row says of the binary; `compiler.Binary` has it."""
+    """What a row says of the binary; `compiler.nvrtc.Binary` has it."""
 
     @property
     def registers(self) -> int:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from sgemm_tune.arch import ARCHS, Arch
-from sgemm_tune.compiler import pool as compile_pool
+from sgemm_tune.compiler import nvrtc
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
@@ -182,7 +182,7 @@ def test_cancelling_frees_the_process() -> None:
 
 
 def test_a_cache_hit_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_pool, "cache_key", lambda kernel, arch: f"{kernel.DO}{kernel.N:062d}")
+    monkeypatch.setattr(nvrtc, "cache_key", lambda kernel, arch: f"{kernel.DO}{kernel.N:062d}")
     cache = BinaryCache(tmp_path)
     stored = {"registers": 9, "spill_bytes": 0, "static_smem": 0, "nvrtc": "12.9", "seconds": 1.5, "log": ""}
     cache.write(f"{HANG}{4:062d}", stored, b"ELF")
@@ -193,7 +193,7 @@ def test_a_cache_hit_needs_no_process(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not pool.submit(Fake(GOOD, 5)).result(30).cached
 
 
-PATHS = [str(Path(__file__).parent), str(Path(compile_pool.__file__).parents[1])]
+PATHS = [str(Path(__file__).parent), str(Path(nvrtc.__file__).parents[2])]
 ORPHANS = """
 import sys, time
 from pathlib import Path
