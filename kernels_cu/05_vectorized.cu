@@ -77,19 +77,6 @@ sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, co
         __syncthreads();
     }
 
-    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
-    bool aligned = rows_are_aligned<VECTOR>(c_tile, ldc);
-#pragma unroll
-    for (int m = 0; m < TM; ++m) {
-        int row = patch_row + m;
-        if (row < tile.rows_inside) {
-#pragma unroll
-            for (int n = 0; n < TN; n += VECTOR) {
-                int col = patch_col + n;
-                float sum[VECTOR] = {sums[m][n], sums[m][n + 1], sums[m][n + 2], sums[m][n + 3]};
-                write_c_vector(c_tile + static_cast<long long>(row) * ldc + col, sum, tile.cols_inside - col, aligned,
-                               alpha, beta);
-            }
-        }
-    }
+    write_sums(
+        sums, [&](int m) { return patch_row + m; }, [&](int n) { return patch_col + n; }, C, ldc, tile, alpha, beta);
 }

@@ -92,7 +92,7 @@ sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, co
         a_global.advance();
         b_global.advance();
         load_tiles(a_global, b_global, k_left - BK, a_staged, b_staged);
-#pragma unroll
+#pragma unroll UNROLL
         for (int k = 0; k < BK; ++k) {
             int next = (k + 1) % BK;
             if (next == 0) {

@@ -210,7 +210,7 @@ __device__ __forceinline__ void multiply_async(float (&sums)[TM][TN], const Patc
         k_to_copy -= BK;
     };
 
-#pragma unroll
+#pragma unroll 1                                  // it is short, and its checks are long
     for (int stage = 0; stage < LAST; ++stage) {
         start_copy();
         a_fill += BUFFER;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void multiply_async(float (&sums)[TM][TN], const Patc
         start_copy();
         a_fill += step;
         b_fill += step;
-#pragma unroll
+#pragma unroll UNROLL
         for (int k = 0; k < BK; ++k) {
             int next = (k + 1) % BK;
             if (next == 0) {

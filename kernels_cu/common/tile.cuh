@@ -11,6 +11,7 @@ constexpr int REGISTERS_PER_SM = 65536;
 constexpr int REGISTERS_PER_THREAD = 255;
 constexpr int VECTOR = 4;                         // floats in the widest load a thread can issue: 16 bytes
 constexpr int INT_LIMIT = 0x7fffffff;
+constexpr int UNROLL = 8;                         // steps of K in one body of a loop: see there
 
 // True also guards the division: a configuration that has no threads divides nothing.
 __device__ constexpr bool divides(int part, int whole) { return part > 0 && whole % part == 0; }
@@ -262,6 +263,49 @@ __device__ __forceinline__ void outer_product(float (&sums)[TM][TN], const float
     }
 }
 
+// ------------------------------------------------------------------------------------------ registers -> C
+
+// Writes a thread's sums: row m of them is row row_of(m) of the block tile, and columns n to n + 3 begin at column
+// col_of(n). Two ways to do it, because this code is as long as the sums are many, and compiling it took longer than
+// compiling the product: whole float4s that overwrite C, all at once; and whatever else there is (unaligned or ragged
+// C, beta) by one body for all rows, below which the rows move up. The sums are spent then.
+template <class RowOf, class ColOf, int TM, int TN>
+__device__ __forceinline__ void write_sums(float (&sums)[TM][TN], RowOf row_of, ColOf col_of, float *C, int ldc,
+                                           const BlockTile &tile, float alpha, float beta) {
+    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
+    bool aligned = rows_are_aligned<VECTOR>(c_tile, ldc);
+    if (aligned && tile.cols_inside % VECTOR == 0 && beta == 0.0f) {
+#pragma unroll
+        for (int m = 0; m < TM; ++m) {
+            float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
+            if (row_of(m) < tile.rows_inside) {
+#pragma unroll
+                for (int n = 0; n < TN; n += VECTOR)
+                    if (col_of(n) < tile.cols_inside)
+                        *reinterpret_cast<float4 *>(c_row + col_of(n)) =
+                            make_float4(alpha * sums[m][n], alpha * sums[m][n + 1], alpha * sums[m][n + 2],
+                                        alpha * sums[m][n + 3]);
+            }
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int m = 0; m < TM; ++m) {
+        float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
+        if (row_of(m) < tile.rows_inside) {
+#pragma unroll
+            for (int n = 0; n < TN; n += VECTOR) {
+                float sum[VECTOR] = {sums[0][n], sums[0][n + 1], sums[0][n + 2], sums[0][n + 3]};
+                write_c_vector(c_row + col_of(n), sum, tile.cols_inside - col_of(n), aligned, alpha, beta);
+            }
+        }
+#pragma unroll
+        for (int up = 1; up < TM; ++up)
+#pragma unroll
+            for (int n = 0; n < TN; ++n) sums[up - 1][n] = sums[up][n];
+    }
+}
+
 // ---------------------------------------------------------------------------- block -> warp -> lane patch
 
 // A lane's part of the block tile: TM x TN sums, cut into pieces of 4 x 4 that lie 4 * LANES_M rows and
@@ -291,22 +335,10 @@ struct LanePatch {
         for (int n = 0; n < TN; n += VECTOR) load_vector(b + n, from + n / VECTOR * COL_STEP);
     }
 
-    __device__ __forceinline__ void write(const float (&sums)[TM][TN], float *C, int ldc, const BlockTile &tile,
-                                          float alpha, float beta) const {
-        float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
-        bool aligned = rows_are_aligned<VECTOR>(c_tile, ldc);
-#pragma unroll
-        for (int m = 0; m < TM; ++m) {
-            int c_row = row + m / VECTOR * ROW_STEP + m % VECTOR;
-            if (c_row < tile.rows_inside) {
-#pragma unroll
-                for (int n = 0; n < TN; n += VECTOR) {
-                    int c_col = col + n / VECTOR * COL_STEP;
-                    float sum[VECTOR] = {sums[m][n], sums[m][n + 1], sums[m][n + 2], sums[m][n + 3]};
-                    write_c_vector(c_tile + static_cast<long long>(c_row) * ldc + c_col, sum,
-                                   tile.cols_inside - c_col, aligned, alpha, beta);
-                }
-            }
-        }
+    __device__ __forceinline__ void write(float (&sums)[TM][TN], float *C, int ldc, const BlockTile &tile, float alpha,
+                                          float beta) const {
+        write_sums(
+            sums, [&](int m) { return row + m / VECTOR * ROW_STEP + m % VECTOR; },
+            [&](int n) { return col + n / VECTOR * COL_STEP; }, C, ldc, tile, alpha, beta);
     }
 };
