@@ -26,6 +26,7 @@ from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.errors import CompileError, DeviceFault, DeviceUnavailable, LaunchError
 from sgemm_tune.kernel import Kernel, stage_named
 from sgemm_tune.measure.cases import Case
+from sgemm_tune.measure.cublaslt import CublasLtTime, best_of_cublaslt
 from sgemm_tune.measure.evaluate import compare, evaluate
 from sgemm_tune.measure.outcome import DeviceInfo, Outcome, Rejected, Samples, Status, Telemetry
 from sgemm_tune.measure.protocol import Check, Policy, Request, Timing
@@ -104,6 +105,21 @@ SLOW_TO_DETECT = ("minutes_in_compiler", "endless_loop", "endless_when_timed", "
 
 
 @dataclass(frozen=True)
+class FakeAlgorithm:
+    """One proposal of cublasLt's heuristics.
+
+    Attributes:
+        ms: its true time.
+        check: how it comes out.
+        refuses: it does not take the operands.
+    """
+
+    ms: float = 1.8
+    check: Check = RIGHT
+    refuses: bool = False
+
+
+@dataclass(frozen=True)
 class Script:
     """What the device and the compiler do.
 
@@ -115,6 +131,7 @@ class Script:
         throttled: every sample is taken while the GPU throttles.
         neighbours: other processes that use the GPU.
         baseline: how cuBLAS comes out.
+        heuristics: what cublasLt proposes.
         log: every evaluation and compilation adds a line to this file: what was tried, and how often.
         no_device: the device cannot be opened while this file exists.
     """
@@ -127,6 +144,7 @@ class Script:
     throttled: bool = False
     neighbours: int = 0
     baseline: Check = RIGHT
+    heuristics: tuple[FakeAlgorithm, ...] = (FakeAlgorithm(),)
     log: Path | None = None
     no_device: Path | None = None
 
@@ -172,6 +190,11 @@ class FakeDevice:
         self._misbehave(kernel, "load")
         return kernel
 
+    def heuristics(self, problem: Problem, precision: Precision) -> Sequence[FakeAlgorithm]:
+        """The scripted proposals."""
+        self.calls.append("heuristics")
+        return self.script.heuristics
+
     def check(self, loaded: Kernel | None, case: Case, precision: Precision, seed: int) -> Check:
         """A hard shape."""
         self.calls.append("check")
@@ -183,11 +206,17 @@ class FakeDevice:
             return Check(0.5, 0.5)
         return RIGHT
 
-    def check_tuned(self, loaded: Kernel | None, problem: Problem, precision: Precision, seed: int) -> Check:
+    def check_tuned(
+        self, loaded: Kernel | FakeAlgorithm | None, problem: Problem, precision: Precision, seed: int
+    ) -> Check:
         """The tuned shape."""
         self.calls.append("check_tuned")
         if loaded is None:
             return self.script.baseline
+        if isinstance(loaded, FakeAlgorithm):
+            if loaded.refuses:
+                raise LaunchError("cublasLtMatmul refused the product with status 15")
+            return loaded.check
         fault = self.script.fault(loaded)
         timed = "time" in self.calls
         if fault == "wrong_when_tuned" or (fault == "wrong_after_timing" and timed):
@@ -198,7 +227,7 @@ class FakeDevice:
 
     def time(
         self,
-        runs: Sequence[Kernel | None],
+        runs: Sequence[Kernel | FakeAlgorithm | None],
         problem: Problem,
         precision: Precision,
         policy: Policy,
@@ -207,7 +236,8 @@ class FakeDevice:
         """The scripted times with a noise that repeats."""
         self.calls.append("time")
         for run in runs:
-            self._misbehave(run, "time")
+            if not isinstance(run, FakeAlgorithm):
+                self._misbehave(run, "time")
         return Timing(tuple(Samples(tuple(self._sample(run, i) for i in range(samples))) for run in runs))
 
     def telemetry(self) -> Telemetry:
@@ -215,14 +245,17 @@ class FakeDevice:
         throttle = ("power cap",) if self.script.throttled else ()
         return Telemetry(1980, 650.0, throttle, self.script.neighbours)
 
-    def _sample(self, run: Kernel | None, i: int) -> float:
+    def _sample(self, run: Kernel | FakeAlgorithm | None, i: int) -> float:
+        noise = 1 + self.script.noise * ((i * 7) % 11 - 5) / 5
+        if isinstance(run, FakeAlgorithm):
+            return run.ms * noise
         special = {"above_peak": 1e-9, "no_time": 0.0, "time_is_nan": float("nan")}.get(
             self.script.fault(run)
         )
         if special is not None:
             return special
         centre = CUBLAS_MS if run is None else self.script.time_of(run)
-        return centre * (1 + self.script.noise * ((i * 7) % 11 - 5) / 5)
+        return centre * noise
 
     def _misbehave(self, kernel: Kernel | None, where: str) -> None:
         act = _ACTS.get((self.script.fault(kernel), where))
@@ -326,6 +359,10 @@ class InlineWorker:
     def compare(self, requests: Sequence[Request]) -> list[Outcome]:
         """As `GpuWorker.compare`."""
         return compare(open_fake(self.script), requests)
+
+    def best_of_cublaslt(self, request: Request) -> CublasLtTime | Rejected:
+        """As `GpuWorker.best_of_cublaslt`."""
+        return best_of_cublaslt(open_fake(self.script), request)
 
     def interrupt(self) -> None:
         """Nothing is ever under way for long."""

@@ -11,12 +11,12 @@ import functools
 import sys
 from typing import Any
 
-from sgemm_tune.device.harness import Operands
+from sgemm_tune.device.operands import Operands
 from sgemm_tune.errors import DeviceFault, DeviceUnavailable
 from sgemm_tune.problem import Precision
 
 _CUDA_R_32F = 0
-_WORKSPACE_BYTES = 32 << 20
+WORKSPACE_BYTES = 32 << 20
 """What cuBLAS itself takes on sm_90, and more than it takes elsewhere (cuBLAS documentation,
 cublasSetWorkspace); a workspace of our own keeps it from allocating inside a graph."""
 
@@ -30,8 +30,8 @@ class Blas:
 
         self._constants: Any = cublas
         self._handle = ctypes.c_void_p(cupy.cuda.device.get_cublas_handle())
-        self._library = _library(cublas.getVersion(self._handle.value) // 10000)
-        self._workspace: Any = cupy.empty(_WORKSPACE_BYTES, dtype=cupy.uint8)
+        self._library = library("cublas", cublas.getVersion(self._handle.value) // 10000)
+        self._workspace: Any = cupy.empty(WORKSPACE_BYTES, dtype=cupy.uint8)
         self._compute = {
             # neither CUPY_TF32 nor NVIDIA_TF32_OVERRIDE turns the pedantic mode into TF32
             Precision.FP32: cublas.CUBLAS_COMPUTE_32F_PEDANTIC,
@@ -54,7 +54,7 @@ class Blas:
         stream = ctypes.c_void_p(cupy.cuda.get_current_stream().ptr)
         self._call("cublasSetStream_v2", self._handle, stream)
         workspace = ctypes.c_void_p(self._workspace.data.ptr)
-        self._call("cublasSetWorkspace_v2", self._handle, workspace, ctypes.c_size_t(_WORKSPACE_BYTES))
+        self._call("cublasSetWorkspace_v2", self._handle, workspace, ctypes.c_size_t(WORKSPACE_BYTES))
         self._call(
             "cublasGemmEx",
             self._handle,
@@ -85,9 +85,13 @@ class Blas:
 
 
 @functools.cache
-def _library(major: int) -> ctypes.CDLL:
-    """The cuBLAS that CuPy has loaded: the loader hands out the same library for the same name."""
-    name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
+def library(stem: str, major: int) -> ctypes.CDLL:
+    """`cublas` or `cublasLt` as CuPy has loaded it: the loader hands out the same library for the same name.
+
+    Raises:
+        DeviceUnavailable: it cannot be loaded.
+    """
+    name = f"{stem}64_{major}.dll" if sys.platform == "win32" else f"lib{stem}.so.{major}"
     try:
         return ctypes.CDLL(name)
     except OSError as error:

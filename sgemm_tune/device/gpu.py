@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from sgemm_tune.arch import parse_arch
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.device import info
 from sgemm_tune.device.blas import Blas
+from sgemm_tune.device.cublaslt import Algorithm, CublasLt
 from sgemm_tune.device.failures import cuda_errors
-from sgemm_tune.device.harness import Harness, Operands, Reference
+from sgemm_tune.device.harness import Fixture, Fixtures, Harness
+from sgemm_tune.device.operands import Operands
 from sgemm_tune.device.telemetry import Nvml
-from sgemm_tune.device.timing import Timer, input_sets
+from sgemm_tune.device.timing import Timer, input_sets, launch_ms
 from sgemm_tune.kernel import ENTRY_POINT, Kernel
 from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.outcome import DeviceInfo, Telemetry
@@ -23,16 +26,20 @@ from sgemm_tune.measure.protocol import Check, Policy, Timing
 from sgemm_tune.problem import Precision, Problem
 
 _DEFAULT_DYNAMIC_SMEM = 48 * 1024
-_GUARD_NAN = float("nan")
+_FIXTURES_SHARE = 64
+"""What part of the device's memory may hold hard shapes that later candidates will need as well."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Loaded:
     """A kernel ready to launch; `module` keeps its code alive."""
 
     kernel: Kernel
     function: Any
     module: Any
+
+    def __str__(self) -> str:
+        return str(self.kernel)
 
     def launch(self, operands: Operands) -> None:
         """Enqueue one launch on the current stream; nothing where C is empty."""
@@ -61,14 +68,33 @@ class Loaded:
         )
 
 
+Run = Loaded | Algorithm | None
+"""What is checked and timed; None stands for cuBLAS."""
+
+
 @dataclass
 class _Tuned:
-    """What is kept for the shape being tuned: guarded input sets, the first one's reference, baselines."""
+    """What is kept for the shape being tuned.
+
+    Attributes:
+        key: problem and seed.
+        fixture: the first input set, which is validated.
+        operands: all input sets.
+        baselines: how cuBLAS came out, by precision.
+        launch_ms: what one launch took, roughly, of what else was checked.
+    """
 
     key: tuple[Problem, int]
+    fixture: Fixture
     operands: list[Operands]
-    reference: Reference
-    baselines: dict[Precision, Check]
+    baselines: dict[Precision, Check] = field(default_factory=dict)
+    launch_ms: WeakKeyDictionary[Any, float] = field(default_factory=WeakKeyDictionary)
+
+    def known_ms(self, run: Run, precision: Precision) -> float | None:
+        """What one launch took when it was checked; None where it was not."""
+        if run is not None:
+            return self.launch_ms.get(run)
+        return self.baselines[precision].ms if precision in self.baselines else None
 
 
 class GpuDevice:
@@ -87,8 +113,10 @@ class GpuDevice:
         self._nvml = Nvml(info.pci_bus_id(ordinal))
         with cuda_errors("loading the harness"):
             self._harness = Harness(parse_arch(self._info.arch))
+            self._fixtures = Fixtures(self._harness, self._info.memory_bytes // _FIXTURES_SHARE)
             self._timer = Timer(self._nvml.read)
             self._blas = Blas()
+        self._cublaslt: CublasLt | None = None
         self._tuned: _Tuned | None = None
 
     @property
@@ -114,38 +142,47 @@ class GpuDevice:
                 driver.funcSetAttribute(function.ptr, attribute, kernel.smem_bytes)
         return Loaded(kernel, function, module)
 
-    def check(self, loaded: Loaded | None, case: Case, precision: Precision, seed: int) -> Check:
+    def heuristics(self, problem: Problem, precision: Precision) -> list[Algorithm]:
+        """What cublasLt's heuristics propose for a product, the most promising first.
+
+        Raises:
+            DeviceUnavailable: cublasLt cannot be loaded.
+        """
+        with cuda_errors(f"asking cublasLt for {problem.shape}"):
+            self._cublaslt = self._cublaslt or CublasLt()
+            return self._cublaslt.heuristics(problem, precision)
+
+    def check(self, loaded: Run, case: Case, precision: Precision, seed: int) -> Check:
         """Run `loaded` (None: cuBLAS) once on `case` over guarded, NaN-filled buffers and compare it."""
         with cuda_errors(f"running {_named(loaded)} on {case.problem.shape}"):
-            operands = Operands(case.problem, case.misaligned)
-            self._harness.fill(operands, seed, poisoned=case.poisoned)
-            if case.specials:
-                _put_specials(operands)
-            reference = self._harness.reference(operands)
-            self._launch(loaded, operands, precision)
-            untouched = not (case.poisoned or case.specials)
-            return self._harness.check(operands, reference, seed, inputs=untouched)
+            fixture = self._fixtures.get(case, seed)
+            self._launch(loaded, fixture.operands, precision)
+            return self._harness.check(fixture)
 
-    def check_tuned(self, loaded: Loaded | None, problem: Problem, precision: Precision, seed: int) -> Check:
+    def check_tuned(self, loaded: Run, problem: Problem, precision: Precision, seed: int) -> Check:
         """The same on the tuned shape, twice, against a reference that is kept between calls."""
         with cuda_errors(f"running {_named(loaded)} on {problem.shape}"):
             tuned = self._prepare(problem, seed)
             if loaded is None and precision in tuned.baselines:
                 return tuned.baselines[precision]
-            operands = tuned.operands[0]
-            self._harness.refill_c(operands, seed)
-            self._launch(loaded, operands, precision)
-            first = operands.arena.copy()
-            self._harness.refill_c(operands, seed)
-            self._launch(loaded, operands, precision)
-            check = self._harness.check(operands, tuned.reference, seed, earlier=first)
+            fixture = tuned.fixture
+            fixture.restore()
+            self._launch(loaded, fixture.operands, precision)
+            first = fixture.c_words().copy()
+            fixture.restore()
+            # the second launch is timed on the way: the timer then need not find out how long one takes
+            elapsed = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
+            check = self._harness.check(fixture, earlier=first)
+            check = replace(check, ms=elapsed())
             if loaded is None:
                 tuned.baselines[precision] = check
+            else:
+                tuned.launch_ms[loaded] = check.ms
             return check
 
     def time(
         self,
-        runs: Sequence[Loaded | None],
+        runs: Sequence[Run],
         problem: Problem,
         precision: Precision,
         policy: Policy,
@@ -155,18 +192,18 @@ class GpuDevice:
         with cuda_errors(f"timing {', '.join(_named(run) for run in runs)} on {problem.shape}"):
             sets = self._rotation(problem, policy)
             launches = [self._launcher(run, sets, precision) for run in runs]
-            return self._timer.time(launches, len(sets), policy, samples)
+            tuned = self._prepare(problem, policy.seed)
+            known_ms = [tuned.known_ms(run, precision) for run in runs]
+            return self._timer.time(launches, known_ms, len(sets), policy, samples)
 
     def telemetry(self) -> Telemetry:
         """Clocks, power and throttle reasons as they were while the last samples were taken."""
         return self._timer.telemetry
 
-    def _launcher(
-        self, run: Loaded | None, sets: Sequence[Operands], precision: Precision
-    ) -> Callable[[int], None]:
+    def _launcher(self, run: Run, sets: Sequence[Operands], precision: Precision) -> Callable[[int], None]:
         return lambda i: self._launch(run, sets[i], precision)
 
-    def _launch(self, loaded: Loaded | None, operands: Operands, precision: Precision) -> None:
+    def _launch(self, loaded: Run, operands: Operands, precision: Precision) -> None:
         if loaded is None:
             self._blas.gemm(operands, precision)
         else:
@@ -175,9 +212,8 @@ class GpuDevice:
     def _prepare(self, problem: Problem, seed: int) -> _Tuned:
         if self._tuned is None or self._tuned.key != (problem, seed):
             self._release()
-            operands = Operands(problem)
-            self._harness.fill(operands, seed)
-            self._tuned = _Tuned((problem, seed), [operands], self._harness.reference(operands), {})
+            fixture = self._harness.fixture(Case(problem, "the tuned shape"), seed)
+            self._tuned = _Tuned((problem, seed), fixture, [fixture.operands])
         return self._tuned
 
     def _rotation(self, problem: Problem, policy: Policy) -> list[Operands]:
@@ -198,14 +234,9 @@ class GpuDevice:
         import cupy
 
         self._tuned = None
+        self._fixtures.clear()
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def _named(loaded: Loaded | None) -> str:
-    return "cuBLAS" if loaded is None else str(loaded.kernel)
-
-
-def _put_specials(operands: Operands) -> None:
-    """Infinities and NaN in a few places of A and B, so that some rows and columns of C must show them."""
-    a, b = operands.view(operands.a), operands.view(operands.b)
-    a[1, 2], a[2, 0], b[2, 5], b[0, 9] = float("inf"), _GUARD_NAN, float("-inf"), _GUARD_NAN
+def _named(loaded: Run) -> str:
+    return "cuBLAS" if loaded is None else str(loaded)

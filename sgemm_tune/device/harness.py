@@ -12,15 +12,14 @@ import numpy as np
 from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.nvrtc import compile_source
 from sgemm_tune.compiler.sources import SourceText
+from sgemm_tune.device.operands import Matrix, Operands
 from sgemm_tune.kernel import ceil_div
+from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.protocol import Check
-from sgemm_tune.problem import Problem
 
 _SOURCE = Path(__file__).with_name("harness.cu")
 _GUARD = 0x7FC5A5A5
 _UNWRITTEN = 0x7FC1C1C1
-_GUARD_FLOATS = 4096
-_ALIGN_FLOATS = 64
 _THREADS = 256
 _MAX_BLOCKS = 132 * 64
 _REPORT = np.dtype(
@@ -36,58 +35,7 @@ _REPORT = np.dtype(
     ]
 )
 _NAIVE_REFERENCE_FLOPS = 2**28
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A row-major matrix inside an arena: `begin` and `ld` in floats."""
-
-    begin: int
-    rows: int
-    cols: int
-    ld: int
-
-    @property
-    def floats(self) -> int:
-        """Length from its first to behind its last element."""
-        return 0 if self.rows == 0 or self.cols == 0 else (self.rows - 1) * self.ld + self.cols
-
-
-class Operands:
-    """A, B and C of one problem in one arena, each with a guard zone before and after it.
-
-    Args:
-        problem: shape and leading dimensions.
-        misaligned: floats by which every matrix is shifted off its alignment of 256 bytes.
-    """
-
-    def __init__(self, problem: Problem, misaligned: int = 0) -> None:
-        import cupy
-
-        end = 0
-        matrices = []
-        for rows, cols, ld in (
-            (problem.m, problem.k, problem.lda),
-            (problem.k, problem.n, problem.ldb),
-            (problem.m, problem.n, problem.ldc),
-        ):
-            begin = ceil_div(end + _GUARD_FLOATS, _ALIGN_FLOATS) * _ALIGN_FLOATS + misaligned
-            matrices.append(Matrix(begin, rows, cols, ld))
-            end = begin + matrices[-1].floats
-        self.problem = problem
-        self.a, self.b, self.c = matrices
-        self.arena: Any = cupy.empty(end + _GUARD_FLOATS, dtype=cupy.float32)
-
-    def pointer(self, matrix: Matrix) -> int:
-        """Device address of a matrix."""
-        return int(self.arena.data.ptr) + 4 * matrix.begin
-
-    def view(self, matrix: Matrix) -> Any:
-        """The matrix as a strided CuPy array of shape (rows, cols)."""
-        import cupy
-
-        flat = self.arena[matrix.begin :]
-        return cupy.lib.stride_tricks.as_strided(flat, (matrix.rows, matrix.cols), (4 * matrix.ld, 4))
+_LARGEST_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -96,6 +44,35 @@ class Reference:
 
     value: Any
     scale: Any
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """Operands with what they were before a kernel ran, and what it should make of them.
+
+    Attributes:
+        operands: what kernels are launched on.
+        pristine: the whole arena as it was filled.
+        reference: of that.
+    """
+
+    operands: Operands
+    pristine: Any
+    reference: Reference
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that it takes."""
+        return 2 * int(self.pristine.nbytes) + int(self.reference.value.nbytes + self.reference.scale.nbytes)
+
+    def restore(self) -> None:
+        """Undo whatever kernels did, to C or to anything else."""
+        self.operands.arena[...] = self.pristine
+
+    def c_words(self) -> Any:
+        """C as it lies in the arena, what is between its rows included."""
+        c = self.operands.c
+        return self.operands.arena[c.begin : c.begin + c.floats]
 
 
 class Harness:
@@ -124,21 +101,18 @@ class Harness:
         if problem.beta != 0:
             self._fill_normal(operands, operands.c, 3 * seed + 2)
         else:
-            self.unwrite(operands)
+            # C before a run with beta = 0: NaN of a payload that no arithmetic produces
+            c = operands.c
+            at = np.uintp(operands.pointer(c))
+            self._run("fill_pattern", c.rows * c.cols, at, *_extent(c), np.uint32(_UNWRITTEN))
 
-    def unwrite(self, operands: Operands) -> None:
-        """C as it is before a run with beta = 0: NaN of a payload that no arithmetic produces."""
-        c = operands.c
-        self._run(
-            "fill_pattern", c.rows * c.cols, np.uintp(operands.pointer(c)), *_extent(c), np.uint32(_UNWRITTEN)
-        )
-
-    def refill_c(self, operands: Operands, seed: int) -> None:
-        """C as `fill` made it."""
-        if operands.problem.beta != 0:
-            self._fill_normal(operands, operands.c, 3 * seed + 2)
-        else:
-            self.unwrite(operands)
+    def fixture(self, case: Case, seed: int) -> Fixture:
+        """What a case needs, ready to run."""
+        operands = Operands(case.problem, case.misaligned)
+        self.fill(operands, seed, poisoned=case.poisoned)
+        if case.specials:
+            _put_specials(operands)
+        return Fixture(operands, operands.arena.copy(), self.reference(operands))
 
     def reference(self, operands: Operands) -> Reference:
         """float64 of what is in the arena now: to be taken before a run overwrites C."""
@@ -173,25 +147,15 @@ class Harness:
         )
         return Reference(value, scale)
 
-    def check(
-        self,
-        operands: Operands,
-        reference: Reference,
-        seed: int,
-        *,
-        inputs: bool = True,
-        earlier: Any = None,
-    ) -> Check:
-        """Compare C with the reference and look at everything that a kernel must not touch.
+    def check(self, fixture: Fixture, earlier: Any = None) -> Check:
+        """Compare C with the reference, and all the rest with what it was.
 
         Args:
-            operands: after the run.
-            reference: taken before it.
-            seed: what `fill` was given.
-            inputs: look whether A and B are as `fill` made them (not where specials were put in).
-            earlier: a copy of the arena after an earlier run on the same input, for bitwise comparison.
+            fixture: after a run.
+            earlier: what `c_words` was after an earlier run on the same input, for bitwise comparison.
         """
-        p, arena, report = operands.problem, operands.arena, self._report
+        operands, reference, report = fixture.operands, fixture.reference, self._report
+        p, arena = operands.problem, operands.arena
         report.fill(0)
         self._run(
             "compare",
@@ -209,19 +173,12 @@ class Harness:
             for matrix in (operands.a, operands.b, operands.c)
             for number in (np.uint64(matrix.begin), *_extent(matrix))
         ]
-        self._run("check_guards", arena.size, arena, np.uint64(arena.size), *extents, report)
-        if inputs:
-            for matrix, stream in ((operands.a, 3 * seed), (operands.b, 3 * seed + 1)):
-                self._run(
-                    "check_normal",
-                    matrix.rows * matrix.cols,
-                    np.uintp(operands.pointer(matrix)),
-                    *_extent(matrix),
-                    np.uint64(stream),
-                    report,
-                )
+        self._run(
+            "compare_rest", arena.size, arena, fixture.pristine, np.uint64(arena.size), *extents, report
+        )
         if earlier is not None:
-            self._run("count_different", arena.size, arena, earlier, np.uint64(arena.size), report)
+            words = fixture.c_words()
+            self._run("count_different", words.size, words, earlier, np.uint64(words.size), report)
         found = report.get().view(_REPORT)[0]
         element = int(found["worst"]) & 0xFFFFFFFF
         bits = np.array([int(found["worst"]) >> 32], dtype=np.uint32)
@@ -253,5 +210,45 @@ class Harness:
             self._module.get_function(name)((blocks,), (_THREADS,), args)
 
 
+class Fixtures:
+    """Hard shapes that were made once and serve every candidate of the same tile; the oldest make room.
+
+    Args:
+        harness: makes them.
+        limit: bytes that they may take together; what is larger than a share of it is made anew each time.
+    """
+
+    def __init__(self, harness: Harness, limit: int) -> None:
+        self._harness, self._limit = harness, limit
+        self._kept: dict[tuple[Case, int], Fixture] = {}
+        self._bytes = 0
+
+    def get(self, case: Case, seed: int) -> Fixture:
+        """The fixture of a case, as if no kernel had ever run on it."""
+        fixture = self._kept.get((case, seed))
+        if fixture is not None:
+            fixture.restore()
+            return fixture
+        fixture = self._harness.fixture(case, seed)
+        if fixture.bytes <= self._limit // _LARGEST_SHARE:
+            while self._kept and self._bytes + fixture.bytes > self._limit:
+                self._bytes -= self._kept.pop(next(iter(self._kept))).bytes
+            self._kept[case, seed] = fixture
+            self._bytes += fixture.bytes
+        return fixture
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._kept.clear()
+        self._bytes = 0
+
+
 def _extent(matrix: Matrix) -> tuple[np.uint64, np.uint64, np.uint64]:
     return np.uint64(matrix.rows), np.uint64(matrix.cols), np.uint64(matrix.ld)
+
+
+def _put_specials(operands: Operands) -> None:
+    """Infinities and NaN in a few places of A and B, so that some rows and columns of C must show them."""
+    a, b = operands.view(operands.a), operands.view(operands.b)
+    nan, infinite = float("nan"), float("inf")
+    a[1, 2], a[2, 0], b[2, 5], b[0, 9] = infinite, nan, -infinite, nan

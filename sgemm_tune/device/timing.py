@@ -39,6 +39,22 @@ def input_sets(problem: Problem, l2_bytes: int, free_bytes: int, policy: Policy)
     return max(1, min(wanted, affordable))
 
 
+def launch_ms(launch: Callable[[], None]) -> Callable[[], float]:
+    """Enqueue one launch on the current stream; what is returned waits for it and gives its ms, roughly."""
+    import cupy
+
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    launch()
+    end.record()
+
+    def elapsed() -> float:
+        end.synchronize()
+        return max(1e-4, float(cupy.cuda.get_elapsed_time(start, end)))
+
+    return elapsed
+
+
 class Timer:
     """Times launches on a stream of its own.
 
@@ -54,12 +70,27 @@ class Timer:
         self._read = read
         self._last_use = -math.inf
 
-    def time(self, runs: Sequence[Launch], sets: int, policy: Policy, samples: int) -> Timing:
-        """`samples` interleaved passes over `runs`."""
+    def time(
+        self,
+        runs: Sequence[Launch],
+        known_ms: Sequence[float | None],
+        sets: int,
+        policy: Policy,
+        samples: int,
+    ) -> Timing:
+        """`samples` interleaved passes over `runs`.
+
+        Args:
+            runs: what to time.
+            known_ms: of each, what one launch takes, roughly, in ms; None where it was never launched.
+            sets: input sets to rotate among.
+            policy: how to measure.
+            samples: how many of each run.
+        """
         import cupy
 
         with self.stream:
-            estimates = [self._estimate(run) for run in runs]
+            estimates = [ms or self._estimate(run) for run, ms in zip(runs, known_ms, strict=True)]
             self._warm_up(runs[-1], estimates[-1])
             batches = [self._batch(run, ms, sets, policy) for run, ms in zip(runs, estimates, strict=True)]
             order = random.Random(policy.seed)
@@ -85,15 +116,8 @@ class Timer:
 
     def _estimate(self, run: Launch) -> float:
         """Milliseconds of one launch, roughly; the first one loads the code and does not count."""
-        import cupy
-
         run(0)
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record(self.stream)
-        run(0)
-        end.record(self.stream)
-        end.synchronize()
-        return max(1e-4, float(cupy.cuda.get_elapsed_time(start, end)))
+        return launch_ms(lambda: run(0))()
 
     def _warm_up(self, run: Launch, ms: float) -> None:
         """Bring the clocks up with whatever comes first; what is enqueued need not be waited for."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sgemm_tune.arch import parse_arch
@@ -27,12 +28,30 @@ from sgemm_tune.measure.outcome import (
 from sgemm_tune.measure.protocol import CUBLAS, Check, Device, Policy, Request, Timing
 from sgemm_tune.problem import Precision, Problem
 
+ROUGH_MS = 0.5
+ROUGH_CUT = 1.2
+"""The launch that was timed while validating is good to some percent where it lasts longer than `ROUGH_MS`: a
+candidate that it shows to be this many times slower than the best so far is not timed further."""
+
 NORM_FACTOR = 8.0
 """How many times cuBLAS's own normwise error a candidate may have; a lower precision errs hundreds of times
 more, and 8 terms dropped of 4096 ten thousand times."""
 
 STRICT_FP32_NORM = 2e-5
 """A product of strict fp32 on normal data errs 1e-7 to 3e-6 normwise (K up to 10^6), TF32 about 3e-4."""
+
+
+@dataclass(frozen=True)
+class Valid:
+    """A candidate that is right.
+
+    Attributes:
+        accuracy: on the tuned shape.
+        rough_ms: what one launch on it took, roughly; 0 where the device did not say.
+    """
+
+    accuracy: Accuracy
+    rough_ms: float
 
 
 def evaluate(device: Device, request: Request) -> Outcome:
@@ -42,19 +61,26 @@ def evaluate(device: Device, request: Request) -> Outcome:
         DeviceFault: the candidate broke the context.
         SgemmTuneError: the baseline itself cannot be trusted.
     """
-    loaded, accuracy = _validated(device, request)
-    if isinstance(accuracy, Rejected):
-        return accuracy
-    problem, policy = request.problem, request.policy
-    precision = request.kernel.precision
-    pilot = device.time([loaded], problem, precision, policy, policy.probe)
+    loaded, valid = _validated(device, request)
+    if isinstance(valid, Rejected):
+        return valid
+    accuracy, policy = valid.accuracy, request.policy
+    run = (request.problem, request.kernel.precision, policy)
+    best = request.best_ms if request.best_ms is not None and policy.early_cut else math.inf
+    if valid.rough_ms > max(ROUGH_MS, ROUGH_CUT * best):
+        return _measurement(request, device, Samples((valid.rough_ms,)), None, accuracy, early_cut=True)
+    pilot = device.time([loaded], *run, policy.probe)
     probe = pilot.runs[0]
-    cut_at = (
-        math.inf if request.best_ms is None or not policy.early_cut else policy.early_cut * request.best_ms
-    )
-    if not 0 < probe.median <= cut_at:  # a time that is no time at all is rejected there
+    # a time that is no time at all is rejected as a measurement
+    if not 0 < probe.median < math.inf or probe.median / best > policy.early_cut > 0:
         return _measurement(request, device, probe, None, accuracy, early_cut=True)
-    return _measured(device, [request], [loaded], [accuracy], pilot)[0]
+    first: Timing | None = None
+    if best < math.inf:
+        first = device.time([loaded, CUBLAS], *run, policy.race)
+        own, baseline = first.runs
+        if own.median * (1 - 2 * _standard_error(own)) > policy.race_cut * best:
+            return _measurement(request, device, own, baseline, accuracy, early_cut=True)
+    return _measured(device, [request], [loaded], [accuracy], pilot=pilot, begun=first)[0]
 
 
 def compare(device: Device, requests: Sequence[Request]) -> list[Outcome]:
@@ -69,16 +95,20 @@ def compare(device: Device, requests: Sequence[Request]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     fit: list[tuple[int, Any, Accuracy]] = []
     for i, request in enumerate(requests):
-        loaded, accuracy = _validated(device, request)
-        if isinstance(accuracy, Rejected):
-            outcomes[i] = accuracy
+        loaded, valid = _validated(device, request)
+        if isinstance(valid, Rejected):
+            outcomes[i] = valid
         else:
-            fit.append((i, loaded, accuracy))
+            fit.append((i, loaded, valid.accuracy))
     if fit:
         first, runs = requests[0], [one for _, one, _ in fit]
         pilot = device.time(runs, first.problem, first.kernel.precision, first.policy, first.policy.probe)
         measured = _measured(
-            device, [requests[i] for i, _, _ in fit], runs, [accuracy for _, _, accuracy in fit], pilot
+            device,
+            [requests[i] for i, _, _ in fit],
+            runs,
+            [accuracy for _, _, accuracy in fit],
+            pilot=pilot,
         )
         for (i, loaded, _), outcome in zip(fit, measured, strict=True):
             again = device.check_tuned(
@@ -89,11 +119,11 @@ def compare(device: Device, requests: Sequence[Request]) -> list[Outcome]:
     return [outcomes[i] for i in range(len(requests))]
 
 
-def validate(device: Device, request: Request, loaded: Any) -> Accuracy | Rejected:
+def validate(device: Device, request: Request, loaded: Any) -> Valid | Rejected:
     """Hard shapes, then the tuned shape against float64 and against cuBLAS's own error.
 
     Returns:
-        How exact a right candidate is on the tuned shape, or why it is wrong.
+        How exact a right candidate is, or why it is wrong.
 
     Raises:
         SgemmTuneError: cuBLAS itself is not in the precision asked for.
@@ -116,11 +146,11 @@ def validate(device: Device, request: Request, loaded: Any) -> Accuracy | Reject
     if flaw:
         return Rejected(Status.WRONG, f"tuned shape ({problem.shape}): {flaw}")
     bound = kernel.precision.error_bound(problem.k)
-    return Accuracy(check.error, bound, check.norm_error, baseline.norm_error)
+    return Valid(Accuracy(check.error, bound, check.norm_error, baseline.norm_error), check.ms)
 
 
-def _validated(device: Device, request: Request) -> tuple[Any, Accuracy | Rejected]:
-    """(what to launch, accuracy) of a candidate that may be timed, (None, why) of any other."""
+def _validated(device: Device, request: Request) -> tuple[Any, Valid | Rejected]:
+    """(what to launch, how exact it is) of a candidate that may be timed, (None, why) of any other."""
     spilled = request.binary.spill_bytes
     if spilled > request.policy.spill_limit:
         reason = f"{spilled} bytes of spills per thread at {request.binary.registers} registers"
@@ -163,12 +193,16 @@ def _measured(
     requests: Sequence[Request],
     loaded: Sequence[Any],
     accuracies: Sequence[Accuracy],
+    *,
     pilot: Timing,
+    begun: Timing | None = None,
 ) -> list[Outcome]:
     first = requests[0]
     precision, policy = first.kernel.precision, first.policy
     for attempt in range(policy.retries + 1):
-        timing = _settled(device, [*loaded, CUBLAS], first.problem, precision, policy, pilot=pilot)
+        runs = [*loaded, CUBLAS]
+        timing = _settled(device, runs, first.problem, precision, policy, pilot=pilot, begun=begun)
+        begun = None  # samples that were taken while the GPU throttled are taken again
         throttled = bool(device.telemetry().throttle)
         if not throttled or attempt == policy.retries:
             break
@@ -187,21 +221,24 @@ def _settled(
     policy: Policy,
     *,
     pilot: Timing,
+    begun: Timing | None,
 ) -> Timing:
     """Passes in batches until every run's median has settled, or a cap on samples or seconds is met.
 
-    `pilot` is a few samples of some of the runs; the slowest of them stands for all.
+    `pilot` is a few samples of some of the runs; the slowest of them stands for all. `begun` has the first
+    passes.
     """
     slowest = max((samples.median for samples in pilot.runs if samples.median > 0), default=0.0)
     per_pass = len(runs) * 1e-3 * max(slowest, policy.sample_ms)
     affordable = max(policy.probe, int(policy.max_seconds / per_pass))
-    batch = min(policy.min_samples, affordable)
-    timing = device.time(runs, problem, precision, policy, batch)
+    most = min(policy.max_samples, affordable)
+    timing = begun or Timing(tuple(Samples(()) for _ in runs))
     while True:
         taken = len(timing.runs[0].ms)
-        settled = all(_standard_error(samples) <= policy.settle for samples in timing.runs)
-        if settled or taken + batch > min(policy.max_samples, affordable):
+        enough = taken >= min(policy.min_samples, most)
+        if enough and (taken >= most or all(_standard_error(run) <= policy.settle for run in timing.runs)):
             return timing
+        batch = min(most - taken, policy.min_samples if enough else policy.min_samples - taken)
         more = device.time(runs, problem, precision, policy, batch)
         timing = Timing(tuple(Samples(a.ms + b.ms) for a, b in zip(timing.runs, more.runs, strict=True)))
 

@@ -29,6 +29,9 @@ class Policy:
         probe: samples of the candidate alone that decide on an early cut.
         early_cut: a candidate this many times slower than the best so far keeps its probe's estimate, which
             is good to a percent; 0 measures everything fully.
+        race, race_cut: a candidate that after `race` interleaved samples is clearly this many times slower
+            than the best so far keeps those. Whoever comes close to the best is timed again in the last
+            round, so that cuts decide about seconds, not about who wins.
         min_samples, max_samples: bounds on the interleaved samples.
         settle: stop when the median's relative standard error is below this.
         sample_ms: a sample holds launches until it lasts this long.
@@ -41,7 +44,9 @@ class Policy:
     seed: int = 0
     cold: bool = True
     probe: int = 3
-    early_cut: float = 1.25
+    early_cut: float = 1.05
+    race: int = 4
+    race_cut: float = 1.01
     min_samples: int = 10
     max_samples: int = 30
     settle: float = 0.002
@@ -69,6 +74,7 @@ class Check:
         inputs_changed: words of A or B that were changed.
         repeatable: a second run gave the same bits.
         row, col: the worst element.
+        ms: what the second of two runs took, roughly; 0 where it was not timed.
     """
 
     error: float
@@ -80,6 +86,7 @@ class Check:
     repeatable: bool = True
     row: int = 0
     col: int = 0
+    ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,16 @@ class Device(Protocol):
 
         Raises:
             LaunchError: the driver refused it.
+        """
+        ...
+
+    def heuristics(self, problem: Problem, precision: Precision) -> Sequence[Any]:
+        """What cublasLt's heuristics propose for a product, the most promising first.
+
+        Each can be checked and timed on that product, like what `load` returned.
+
+        Raises:
+            DeviceUnavailable: cublasLt cannot be loaded.
         """
         ...
 

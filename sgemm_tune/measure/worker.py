@@ -23,6 +23,7 @@ from sgemm_tune.errors import (
     WorkerCrashed,
     WorkerTimeout,
 )
+from sgemm_tune.measure.cublaslt import CublasLtTime, best_of_cublaslt
 from sgemm_tune.measure.evaluate import compare, evaluate
 from sgemm_tune.measure.outcome import DeviceInfo, Outcome, Rejected, Status
 from sgemm_tune.measure.protocol import Device, Request
@@ -114,6 +115,22 @@ class GpuWorker:
         except (WorkerTimeout, WorkerCrashed, DeviceFault, LaunchError):
             return [self.evaluate(request) for request in requests]
         return outcomes
+
+    def best_of_cublaslt(self, request: Request) -> CublasLtTime | Rejected:
+        """The best of cublasLt's heuristics beside a candidate that `compare` found right.
+
+        Raises:
+            DeviceUnavailable: the device cannot be opened again after a crash.
+        """
+        # a few launches of each algorithm take no longer than one candidate at the slowest useful rate
+        deadline = 2 * self._deadline(request.problem) + START_SECONDS
+        try:
+            found: CublasLtTime | Rejected = self._call("best_of_cublaslt", request, deadline)
+        except WorkerTimeout as error:
+            return Rejected(Status.TIMEOUT, str(error))
+        except (WorkerCrashed, DeviceFault) as error:
+            return Rejected(Status.CRASHED, str(error))
+        return found
 
     def interrupt(self) -> None:
         """End the request under way, from another thread: its caller sees a crash."""
@@ -249,7 +266,11 @@ def _serve(connection: Connection, opener: Opener, parent: int) -> None:
             ("fault", DeviceUnavailable(f"the GPU cannot be opened: {type(error).__name__}: {error}"))
         )
         return
-    methods: dict[str, Callable[[Device, Any], Any]] = {"evaluate": evaluate, "compare": compare}
+    methods: dict[str, Callable[[Device, Any], Any]] = {
+        "evaluate": evaluate,
+        "compare": compare,
+        "best_of_cublaslt": best_of_cublaslt,
+    }
     while True:
         try:
             message = connection.recv()

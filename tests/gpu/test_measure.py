@@ -58,7 +58,7 @@ def test_a_slow_candidate_is_cut_early_and_marked(device: GpuDevice, arch: Arch)
     outcome = evaluate(device, _request(arch, "naive", 1024, best_ms=0.06))
     assert isinstance(outcome, Measurement), outcome
     assert outcome.early_cut
-    assert outcome.samples == Policy().probe
+    assert outcome.samples == 1, "the launch that validated it tells"
 
 
 def test_finalists_are_timed_in_the_same_passes(device: GpuDevice, arch: Arch) -> None:

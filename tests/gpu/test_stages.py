@@ -11,8 +11,7 @@ from sgemm_tune.compiler.nvrtc import Binary, compile_kernel
 from sgemm_tune.device.gpu import GpuDevice
 from sgemm_tune.kernel import Kernel, ladder
 from sgemm_tune.measure.cases import Case
-from sgemm_tune.measure.evaluate import validate
-from sgemm_tune.measure.outcome import Accuracy
+from sgemm_tune.measure.evaluate import Valid, validate
 from sgemm_tune.measure.protocol import Policy, Request
 from sgemm_tune.problem import Precision, Problem
 from tests.gpu.sanitize_target import compile_all
@@ -34,9 +33,9 @@ def test_hard_shapes(stage: type[Kernel], device: GpuDevice, arch: Arch) -> None
     for kernel, binary in _sampled(stage, arch):
         for problem in (RAGGED, Problem(1000, 1023, 1024)):
             request = Request(kernel, binary, problem, Policy(seed=3))
-            accuracy = validate(device, request, device.load(kernel, binary))
-            assert isinstance(accuracy, Accuracy), f"{kernel}: {accuracy.reason}"
-            assert 0 < accuracy.error <= accuracy.bound
+            valid = validate(device, request, device.load(kernel, binary))
+            assert isinstance(valid, Valid), f"{kernel}: {valid.reason}"
+            assert 0 < valid.accuracy.error <= valid.accuracy.bound
 
 
 @pytest.mark.parametrize("stage", ladder(), ids=lambda stage: stage.name())
@@ -62,8 +61,8 @@ def test_long_sums(device: GpuDevice, arch: Arch) -> None:
     for stage in ladder():
         kernel = stage()
         request = Request(kernel, compile_kernel(kernel, arch), Problem(128, 128, 65536), Policy())
-        accuracy = validate(device, request, device.load(kernel, request.binary))
-        assert isinstance(accuracy, Accuracy), f"{kernel}: {accuracy.reason}"
+        valid = validate(device, request, device.load(kernel, request.binary))
+        assert isinstance(valid, Valid), f"{kernel}: {valid.reason}"
 
 
 def test_strict_fp32_differs_from_tf32(device: GpuDevice) -> None:

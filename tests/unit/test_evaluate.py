@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -114,9 +115,33 @@ def test_a_slow_candidate_keeps_the_estimate_of_a_few_samples() -> None:
     assert (found.cublas_ms, found.vs_cublas) == (0.0, 0.0)
 
 
+def test_a_launch_that_lasts_long_enough_tells_the_hopeless_without_further_samples() -> None:
+    hopeless = replace(RIGHT, ms=2.1)
+    script = Script(ms={str(KERNEL): 2.1})
+    with patch.object(FakeDevice, "check_tuned", return_value=hopeless):
+        found = measured(evaluate(device := FakeDevice(script), request(best_ms=1.0)))
+        assert (found.early_cut, found.samples, found.ms) == (True, 1, 2.1)
+        assert "time" not in device.calls
+        assert not measured(evaluate(FakeDevice(script), request(policy=Policy(early_cut=0)))).early_cut
+    short = replace(RIGHT, ms=0.4)
+    script = Script(ms={str(KERNEL): 0.1})
+    with patch.object(FakeDevice, "check_tuned", return_value=short):  # mostly the cost of launching
+        small = request(problem=Problem(1024, 1024, 1024), best_ms=0.1)
+        assert not measured(evaluate(FakeDevice(script), small)).early_cut
+
+
+def test_a_candidate_that_loses_the_race_keeps_the_samples_it_has() -> None:
+    close = Script(ms={str(KERNEL): 1.03})
+    found = measured(evaluate(FakeDevice(close), request(best_ms=1.0)))
+    assert (found.early_cut, found.samples) == (True, Policy().race)
+    assert found.vs_cublas == pytest.approx(CUBLAS_MS / 1.03, rel=1e-2)
+    noisy = replace(close, noise=0.05)  # as good as the best, for all one can tell
+    assert not measured(evaluate(FakeDevice(noisy), request(best_ms=1.0))).early_cut
+
+
 @pytest.mark.parametrize(("ms", "factor"), [(1.9, 2.0), (2.1, 0.0), (2.1, 3.0)])
-def test_a_candidate_within_the_factor_is_measured_in_full(ms: float, factor: float) -> None:
-    policy = Policy(early_cut=factor)
+def test_a_candidate_within_the_factors_is_measured_in_full(ms: float, factor: float) -> None:
+    policy = Policy(early_cut=factor, race_cut=factor)
     found = measured(evaluate(FakeDevice(Script(ms={str(KERNEL): ms})), request(best_ms=1.0, policy=policy)))
     assert not found.early_cut
     assert found.samples >= policy.min_samples
