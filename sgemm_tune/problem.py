@@ -133,6 +133,11 @@ class Problem:
         """`MxNxK`."""
         return f"{self.m}x{self.n}x{self.k}"
 
+    def distance(self, other: Problem) -> float:
+        """How far apart two shapes are: the sum over the sides of |log2| of their quotients."""
+        sides = zip((self.m, self.n, self.k), (other.m, other.n, other.k), strict=True)
+        return sum(abs(math.log2(max(1, one) / max(1, two))) for one, two in sides)
+
     def tflops(self, ms: float) -> float:
         """Rate in TFLOP/s of a run that took `ms` milliseconds (> 0)."""
         return self.flops / (ms * 1e9)

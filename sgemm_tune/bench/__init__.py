@@ -1,1 +1,1 @@
-"""Measuring again what a file holds, and the whole ladder over sizes."""
+"""Measuring again what a file holds, the whole ladder over sizes, and suites of shapes with their goals."""

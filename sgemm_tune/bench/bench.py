@@ -18,6 +18,7 @@ from sgemm_tune.compiler.nvrtc import Binary, compile_kernel
 from sgemm_tune.compiler.sources import source_text
 from sgemm_tune.errors import CompileError, ConfigFileError
 from sgemm_tune.kernel import Kernel
+from sgemm_tune.measure.cublaslt import CublasLtTime
 from sgemm_tune.measure.outcome import DeviceInfo, Measurement, Origin, Outcome, Rejected, Status
 from sgemm_tune.measure.protocol import Policy, Request
 from sgemm_tune.problem import Precision, Problem
@@ -46,6 +47,9 @@ class Gpu(Protocol):
 
     def compare(self, requests: Sequence[Request]) -> list[Outcome]:
         """Validate and time candidates of one problem together, interleaved with cuBLAS."""
+
+    def best_of_cublaslt(self, request: Request) -> CublasLtTime | Rejected:
+        """The best of cublasLt's heuristics beside a candidate that was found right."""
 
 
 class Bench:
@@ -100,6 +104,17 @@ class Bench:
         self.results.append(rows)
         self.row_ids += [str(stored["row_id"]) for stored in rows]
         return outcomes
+
+    def best_of_cublaslt(self, problem: Problem, kernel: Kernel) -> CublasLtTime | Rejected:
+        """The best of cublasLt's heuristics, timed beside a configuration that `measure` found right.
+
+        Raises:
+            SgemmTuneError: the GPU is lost.
+        """
+        binary = self._compile(kernel, parse_arch(self.gpu.info.arch))
+        if isinstance(binary, Rejected):
+            return binary
+        return self.gpu.best_of_cublaslt(Request(kernel, binary, problem, self.policy))
 
     def _compile(self, kernel: Kernel, arch: Arch) -> Binary | Rejected:
         broken = kernel.violations(arch)

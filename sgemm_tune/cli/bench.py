@@ -13,6 +13,7 @@ from sgemm_tune.arch import parse_arch
 from sgemm_tune.cli import console
 from sgemm_tune.cli.gpu import open_worker
 from sgemm_tune.cli.options import (
+    CONFIGS_DIR,
     RESULTS_DIR,
     DeviceOption,
     JsonOption,
@@ -38,7 +39,17 @@ EXAMPLE = "sgemm-tune bench --config configs/h100.yaml --ladder"
 def command(
     *,
     config: Annotated[
-        Path | None, typer.Option("--config", help="Measure every entry and prediction of this file.")
+        Path | None,
+        typer.Option(
+            "--config",
+            help="Measure every entry and prediction of this file; with --suite, take its configurations.",
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            "--suite", help="Measure a suite of shapes against its goals: fp32, or a file that ends in .yaml."
+        ),
     ] = None,
     ladder: Annotated[
         bool, typer.Option("--ladder", help="Measure each stage's best configuration over sizes.")
@@ -60,10 +71,16 @@ def command(
     shortlist of predictions becomes an entry. With --ladder, each stage is measured over sizes in the best
     configuration that the results know, or its declared default.
 
+    With --suite, each shape is measured in its stored configuration, or else in that of the nearest stored
+    shape, beside cuBLAS and the best of cublasLt's heuristics. The report goes to RESULTS_DIR/report, and the
+    file of configurations stays as it is.
+
     Exits with 1 where a stored configuration gives a wrong result.
     """
-    if config is None and not ladder:
-        raise UsageError("there is nothing to measure: give --config FILE, --ladder or both")
+    if config is None and not ladder and suite is None:
+        raise UsageError("there is nothing to measure: give --config FILE, --ladder or both, or --suite")
+    if suite is not None and ladder:
+        raise UsageError("--suite and --ladder are measured one at a time: leave one of them out")
     if not ladder and (size or stage):
         raise UsageError("--size and --stage restrict the ladder: give --ladder too")
     at_least("--device", device, 0)
@@ -71,6 +88,11 @@ def command(
     can_write(results_dir)
     problems = [Problem.parse_size(side) for side in dict.fromkeys(size or ())]
     stages = [stage_named(name) for name in dict.fromkeys(stage or ())] or every_stage()
+
+    if suite is not None:
+        if _measure_suite(suite, config, seed=seed, device=device, results_dir=results_dir, as_json=as_json):
+            raise typer.Exit(1)
+        return
 
     from sgemm_tune.bench.bench import Bench, bench_file, read_for
     from sgemm_tune.bench.ladder import LADDER_POLICY
@@ -115,6 +137,37 @@ def _climb(
     known = known_of(bench.results, stored, info)
     with console.steps() as progress:
         return bench_ladder(bench, fitting, shapes, known, progress), bench.row_ids
+
+
+def _measure_suite(
+    name: str, path: Path | None, *, seed: int, device: int, results_dir: Path, as_json: bool
+) -> bool:
+    """Measure, report and print; returns whether the command must not exit with 0."""
+    from sgemm_tune.bench.bench import Bench, read_for
+    from sgemm_tune.bench.suite import bench_suite
+    from sgemm_tune.bench.suite_file import find_suite
+    from sgemm_tune.cli.suite_view import SuiteView
+    from sgemm_tune.compiler.cache import BinaryCache
+    from sgemm_tune.measure.protocol import Policy
+    from sgemm_tune.report.suite import write_suite
+    from sgemm_tune.store.configs import load_best
+    from sgemm_tune.store.results import ResultsFile
+
+    suite = find_suite(name)
+    if path is not None:
+        read_for(path)  # what is wrong with it is told before a GPU is looked for
+    with _worker(device) as worker:
+        arch = parse_arch(worker.info.arch)
+        stored = read_for(path, arch) if path is not None else load_best(CONFIGS_DIR, arch)
+        bench = Bench(worker, ResultsFile(results_dir / "results.csv"), BinaryCache(), Policy(seed=seed))
+        with console.steps() as progress:
+            result = bench_suite(bench, suite, stored, progress)
+    view = SuiteView(result, write_suite(result, results_dir / "report"))
+    if as_json:
+        console.print_json(view.document())
+    else:
+        view.show(console.console())
+    return result.failed
 
 
 def _worker(device: int) -> GpuWorker:

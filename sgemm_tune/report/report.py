@@ -245,6 +245,8 @@ _FORMATS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("%", lambda value: f"{value:.1f}"),
     ("TFLOP/s", lambda value: f"{value:.2f}"),
     ("factor", lambda value: f"×{value:.2f}"),
+    ("of", lambda value: f"{value:.3f}"),
+    ("goal", lambda value: f"{value:.2f}"),
     ("ms", lambda value: f"{value:.4g}"),
     ("error", lambda value: f"{value:.1e}"),
     ("bound", lambda value: f"{value:.1e}"),

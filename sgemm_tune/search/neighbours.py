@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sgemm_tune.arch import Arch
@@ -12,10 +12,13 @@ from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import DeviceInfo
 from sgemm_tune.problem import Precision, Problem
 from sgemm_tune.store.config_schema import Entry, kernel_of
-from sgemm_tune.store.configs import config_path, load_config
+from sgemm_tune.store.configs import config_path, load_config, nearest_entries
 
 NEIGHBOURS = 4
 """How many of them a search tries before its sampler speaks."""
+
+SIBLINGS = 24
+"""The same of the shapes that are searched by one command: trying them costs no compilation."""
 
 
 def neighbours_best(
@@ -23,8 +26,8 @@ def neighbours_best(
 ) -> list[Kernel]:
     """The best configurations stored for this device, those of the nearest shapes first.
 
-    Shapes are as far apart as the logarithms of their sides. Only the file in `configs_dir` is looked at, so
-    that a search in an empty folder owes nothing to earlier ones.
+    Only the file in `configs_dir` is looked at, so that a search in an empty folder owes nothing to earlier
+    ones.
 
     Raises:
         ConfigFileError: the file is damaged.
@@ -32,13 +35,18 @@ def neighbours_best(
     path = config_path(configs_dir, arch)
     if not path.exists():
         return []
-    entries = [
-        entry
-        for entry in load_config(path).entries
-        if (entry.device, entry.sms, entry.precision) == (info.name, info.sms, precision)
-    ]
-    entries.sort(key=lambda entry: _distance(entry.problem, problem))
+    entries = nearest_entries(load_config(path), info.name, info.sms, precision, problem)
     return list(dict.fromkeys(_usable(entries)))[:NEIGHBOURS]
+
+
+def siblings_best(fastest: Mapping[Problem, Sequence[Kernel]], problem: Problem) -> list[Kernel]:
+    """What was fastest at the shapes that this command searched before, by turns, the nearest shape first.
+
+    They are compiled already, so that the GPU has work from the first moment.
+    """
+    nearest = sorted(fastest, key=problem.distance)
+    turns = itertools.zip_longest(*(fastest[other][:SIBLINGS] for other in nearest))
+    return list(dict.fromkeys(kernel for turn in turns for kernel in turn if kernel is not None))[:SIBLINGS]
 
 
 def _usable(entries: Sequence[Entry]) -> list[Kernel]:
@@ -50,8 +58,3 @@ def _usable(entries: Sequence[Entry]) -> list[Kernel]:
         except ConfigFileError:
             continue
     return kernels
-
-
-def _distance(one: Problem, other: Problem) -> float:
-    sides = zip((one.m, one.n, one.k), (other.m, other.n, other.k), strict=True)
-    return sum(abs(math.log2(a / b)) for a, b in sides)

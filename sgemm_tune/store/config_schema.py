@@ -6,28 +6,20 @@ measured time could stand in.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, NoReturn
+from dataclasses import fields
+from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator
 
 from sgemm_tune.arch import ARCHS, parse_arch
-from sgemm_tune.errors import ConfigFileError, IllegalConfiguration, UnknownName
+from sgemm_tune.errors import IllegalConfiguration, UnknownName
 from sgemm_tune.kernel import Kernel, stage_named
 from sgemm_tune.problem import Precision, Problem
 from sgemm_tune.store.provenance import PlanProvenance, Provenance
-from sgemm_tune.store.strict_yaml import Node, dotted, one_line
+from sgemm_tune.store.strict_model import Place, Strict, Text, validated
+from sgemm_tune.store.strict_yaml import Node, one_line
 
 SCHEMA = 1
 """Raised when a file of this version can no longer be read by the version before."""
@@ -39,37 +31,11 @@ def _six_digits(number: float) -> float:
 
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_six_digits)]
 NotNegative = Annotated[float, Field(ge=0), AfterValidator(_six_digits)]
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Where in a file an entry stands, for messages. All places are equal: they are no part of a value."""
-
-    file: str = ""
-    prefix: tuple[str | int, ...] = ("entry",)
-    node: Node | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def refuse(self, path: tuple[str | int, ...], problem: str) -> NoReturn:
-        """Raise ConfigFileError about the key at `path` below this place."""
-        where = f"{self.file}:{self.node.at(path).line}: " if self.node is not None else ""
-        key = dotted((*self.prefix, *path))
-        raise ConfigFileError(f"{where}{key or 'file'}: {one_line(problem, 300)}")
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class _Located(_Strict):
+class _Located(Strict):
     precision: Precision
     m: Count
     n: Count
@@ -138,7 +104,7 @@ class PredictedEntry(_Located):
         return *self.group, self.rank
 
 
-class ConfigFile(_Strict):
+class ConfigFile(Strict):
     """The whole of one file: an architecture's best configurations."""
 
     schema_version: int = Field(default=SCHEMA, alias="schema")
@@ -164,16 +130,9 @@ def parse_config(root: Node, name: str) -> ConfigFile:
         ConfigFileError: one line with file, line and key.
     """
     top = Place(name, (), root)
-    if not isinstance(root.value, dict):
-        top.refuse((), "the file must be a mapping with schema, arch, entries and predicted")
-    _check_version(top, root.value.get("schema"))
-    try:
-        config = ConfigFile.model_validate_json(json.dumps(root.plain))
-    except ValidationError as error:
-        # an unknown key explains the missing one beside it, so it is told first
-        worst = min(error.errors(), key=lambda found: not _is_unknown(found))
-        path = tuple(worst["loc"])
-        top.refuse(path, _explain(worst, path))
+    if isinstance(root.value, dict):
+        _check_version(top, root.value.get("schema"))
+    config = validated(ConfigFile, top, _KEYS, "add it, or run search or bench anew")
     for section in ("entries", "predicted"):
         _locate(getattr(config, section), section, root, name)
     return config
@@ -225,51 +184,10 @@ def _locate(entries: Iterable[Entry | PredictedEntry], section: str, root: Node,
         seen[entry.key] = node.line
 
 
-_MODELS: dict[tuple[str, ...], tuple[str, ...]] = {
+_KEYS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("schema", "arch", "entries", "predicted"),
     ("entries",): tuple(Entry.model_fields),
     ("predicted",): tuple(PredictedEntry.model_fields),
     ("entries", "provenance"): tuple(field.name for field in fields(Provenance)),
     ("predicted", "provenance"): tuple(field.name for field in fields(PlanProvenance)),
 }
-
-_EXPECTED = {
-    "int_type": ("must be a whole number", "write it plainly, without quotes"),
-    "int_from_float": ("must be a whole number", "write it without a point"),
-    "float_type": ("must be a number", "write it plainly, such as 0.5 or 1e-5, without quotes"),
-    "string_type": ("must be text", "put it in quotes"),
-    "string_too_short": ("must not be empty", "fill it in"),
-    "list_type": ("must be a list", "write items that start with `- `"),
-    "dict_type": ("must be a mapping", "write `key: value` pairs"),
-    "model_type": ("must be a mapping", "write `key: value` pairs"),
-    "dataclass_type": ("must be a mapping", "write `key: value` pairs"),
-}
-
-
-def _is_unknown(found: Any) -> bool:
-    return found["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-
-
-def _explain(found: Any, path: tuple[str | int, ...]) -> str:
-    """What was wrong, what was found and what to do, of one of pydantic's errors."""
-    kind, context = found["type"], found.get("ctx", {})
-    value = one_line(json.dumps(found["input"], ensure_ascii=False), 60)
-    if _is_unknown(found):
-        known = _MODELS.get(tuple(key for key in path[:-1] if isinstance(key, str)), ())
-        near = difflib.get_close_matches(str(path[-1]), known, n=1)
-        return (
-            f"is no known key: did you mean {near[0]!r}?"
-            if near
-            else f"is no known key: use {', '.join(known)}"
-        )
-    if kind in ("missing", "missing_argument"):
-        return "is missing: add it, or run search or bench anew"
-    if kind == "value_error":
-        return str(context["error"])
-    if kind == "enum":
-        return f"must be {context['expected']} (found {value}): choose one of them"
-    for name, words in (("gt", "greater than"), ("ge", "at least"), ("le", "at most")):
-        if name in context:
-            return f"must be {words} {context[name]} (found {value}): correct it"
-    problem, remedy = _EXPECTED.get(kind, (one_line(found["msg"]), "correct it"))
-    return f"{problem} (found {value}): {remedy}"

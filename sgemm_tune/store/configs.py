@@ -39,6 +39,7 @@ __all__ = [
     "measured_entry",
     "merge_entries",
     "merge_predicted",
+    "nearest_entries",
     "predicted_entry",
     "promote",
 ]
@@ -88,6 +89,21 @@ def find_entry(
     """The measured entry of exactly this device, SM count, precision and shape."""
     wanted = (device, sms, precision.value, problem.m, problem.n, problem.k)
     return next((entry for entry in config.entries if entry.key == wanted), None)
+
+
+def nearest_entries(
+    config: ConfigFile, device: str, sms: int, precision: Precision, problem: Problem
+) -> list[Entry]:
+    """The measured entries of a device and precision, those of the nearest shapes first.
+
+    Shapes are as far apart as the logarithms of their sides; an entry of the very shape comes first.
+    """
+    own = [
+        entry
+        for entry in config.entries
+        if (entry.device, entry.sms, entry.precision) == (device, sms, precision)
+    ]
+    return sorted(own, key=lambda entry: problem.distance(entry.problem))
 
 
 def measured_entry(

@@ -17,7 +17,6 @@ from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.errors import ConfigFileError
 from sgemm_tune.kernel import Kernel, stage_named
-from sgemm_tune.measure.evaluate import compare
 from sgemm_tune.measure.outcome import Accuracy, DeviceInfo, Measurement, Outcome, Rejected, Status
 from sgemm_tune.measure.protocol import Policy, Request
 from sgemm_tune.problem import Problem
@@ -30,7 +29,7 @@ from sgemm_tune.store.configs import (
     predicted_entry,
 )
 from sgemm_tune.store.results import ResultsFile
-from tests.fakes import INFO, FakeDevice, Script, fake_compile
+from tests.fakes import INFO, InlineWorker, Script, fake_compile
 
 SM_90 = ARCHS["sm_90"]
 PROBLEM = Problem.parse_size(512)
@@ -44,18 +43,17 @@ class MakeBench(Protocol):
         """A bench on a scripted GPU."""
 
 
-class ScriptedGpu:
-    """Measures in this process."""
+class ScriptedGpu(InlineWorker):
+    """Measures in this process, and remembers what was compared."""
 
     def __init__(self, script: Script, info: DeviceInfo = INFO) -> None:
-        self.script = script
-        self.info = info
+        super().__init__(script, info)
         self.compared: list[list[str]] = []
 
     def compare(self, requests: Sequence[Request]) -> list[Outcome]:
         """As the worker's process does it."""
         self.compared.append([str(request.kernel) for request in requests])
-        return compare(FakeDevice(self.script), requests)
+        return super().compare(requests)
 
 
 @pytest.fixture
