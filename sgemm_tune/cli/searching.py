@@ -116,6 +116,10 @@ def document(result: SearchResult) -> dict[str, Any]:
         "stopped": result.stopped,
         "study": result.study,
         "seconds": result.seconds,
+        "search_seconds": result.search_seconds,
+        "gpu_busy": result.gpu_busy,
+        "bookkeeping": result.bookkeeping,
+        "compiled": result.compiled,
         "config_file": result.path,
         "why_nothing": result.why_nothing or None,
     }

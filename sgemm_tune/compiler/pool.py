@@ -32,6 +32,8 @@ DEADLINE_S = 60.0
 """Seconds that one candidate may keep a compiler busy; the slowest of the ladder takes a few."""
 
 _ATTEMPTS = 2
+_NICE = 5
+"""How far compilers stand back: where they fill all cores, whoever feeds the GPU goes first."""
 
 CompileFunction = Callable[[Kernel, Arch, BinaryCache | None], Binary]
 
@@ -202,6 +204,8 @@ def _cause(exitcode: int | None) -> str:
 def _start_process() -> None:
     # Pebble's own handler waits for Python code to run, which a busy compiler does not let happen
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

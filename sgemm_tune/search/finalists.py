@@ -36,6 +36,9 @@ from sgemm_tune.store.configs import (
 TIE = 0.005
 """Closer than this is a tie whatever the samples say: interleaved runs repeat within 0.5 %."""
 
+CONTENDER = 1.25
+"""Who takes this many times as long as the fastest has no place in the last round, even where one is free."""
+
 _MEDIAN = 1.2533  # standard error of a median in standard errors of a mean, of a normal distribution
 _DECILES = 2.563  # p90 - p10 in standard deviations, of a normal distribution
 
@@ -102,8 +105,9 @@ class LastRound:
             DeviceUnavailable: the GPU is lost.
         """
         stored = self.stored_kernel()
-        full = sorted((m.ms, i) for i, (_, m) in enumerate(healthy) if not m.early_cut)
-        chosen = [healthy[i][0] for _, i in full[: self.places]]
+        # an early cut is no obstacle: its estimate is good to a percent, and here it is measured fully
+        order = sorted(range(len(healthy)), key=lambda i: healthy[i][1].ms)[: self.places]
+        chosen = [healthy[i][0] for i in order if healthy[i][1].ms <= CONTENDER * healthy[order[0]][1].ms]
         if stored is not None:
             chosen = [stored, *(kernel for kernel in chosen if kernel != stored)]
         verdict = decide([Finalist(k, outcome, k == stored) for k, outcome in self._timed(chosen)])

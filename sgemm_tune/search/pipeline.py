@@ -6,9 +6,11 @@ bookkeeping, and for the compiler only where nothing is compiled yet.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -23,7 +25,20 @@ from sgemm_tune.measure.worker import GpuWorker
 GPU_QUEUE = 2
 """Requests handed to the GPU's thread: one under way, one waiting."""
 
+_SWITCH_SECONDS = 1e-3
+
 Ticket = TypeVar("Ticket")
+
+
+@contextmanager
+def responsive() -> Iterator[None]:
+    """Let the GPU's thread have its turn within a millisecond, whatever the sampler computes meanwhile."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Compiles(Protocol):

@@ -15,11 +15,11 @@ import numpy as np
 import optuna  # noqa: TID251, TID253
 from optuna.distributions import BaseDistribution, CategoricalDistribution  # noqa: TID251, TID253
 from optuna.samplers import BaseSampler  # noqa: TID251, TID253
-from optuna.trial import FrozenTrial, TrialState  # noqa: TID251, TID253
+from optuna.trial import FrozenTrial, TrialState, create_trial  # noqa: TID251, TID253
 
 from sgemm_tune.errors import SgemmTuneError
 from sgemm_tune.search.proposals import Flags
-from sgemm_tune.search.space import Space, Value
+from sgemm_tune.search.space import Point, Space, Value
 from sgemm_tune.search.surrogate import Encoded, encode
 
 
@@ -34,16 +34,19 @@ class Ledger:
         finished: by trial number, for trials that ended: (place of the point, time or NaN where the
             candidate failed). Trials in state FAIL are missing: they were broken off.
         open: by trial number, for trials that are running or waiting: the place of the point.
+        broken_off: by trial number, for trials in state FAIL: the place of the point.
+        known: how many trials the study has.
     """
 
     def __init__(self, space: Space) -> None:
         self._space = space
         self._study: tuple[object, ...] = ()
-        self._known = 0  # trials met so far
+        self.known = 0
         self._pending: list[int] = []  # numbers of those that had not ended
         self._taken: Flags = np.zeros(len(space), dtype=np.bool_)
         self.finished: dict[int, tuple[int, float]] = {}
         self.open: dict[int, int] = {}
+        self.broken_off: dict[int, int] = {}
 
     def update(self, study: optuna.Study, current: int = -1) -> None:
         """Reads what changed since the last call.
@@ -55,11 +58,12 @@ class Ledger:
         trials = study.get_trials(deepcopy=False)
         identity = (study.study_name, trials[0].datetime_start if trials else None)
         if identity != self._study:
-            self._study, self._known, self._pending, self.finished = identity, 0, [], {}
+            self._study, self.known, self._pending = identity, 0, []
+            self.finished, self.broken_off = {}, {}
             self._taken = np.zeros(len(self._space), dtype=np.bool_)
         self.open.clear()
-        waiting = [*self._pending, *range(self._known, len(trials))]  # a study numbers its trials from 0
-        self._known, self._pending = len(trials), []
+        waiting = [*self._pending, *range(self.known, len(trials))]  # a study numbers its trials from 0
+        self.known, self._pending = len(trials), []
         for number in waiting:
             trial = trials[number]
             ended = trial.state.is_finished()
@@ -72,8 +76,18 @@ class Ledger:
                 self.open[number] = place
                 continue
             self._taken[place] = True
-            if trial.state != TrialState.FAIL:  # broken off: nothing was learnt about the point
+            if trial.state == TrialState.FAIL:  # nothing was learnt about the point
+                self.broken_off[number] = place
+            else:
                 self.finished[number] = (place, _time(trial))
+
+    def opened(self, number: int, point: Point) -> None:
+        """Notes a trial that was just made, so that it need not be read back."""
+        place = self._space.index(point)
+        if place is not None:
+            self.open[number] = place
+        self._pending.append(number)
+        self.known = number + 1
 
     def seen(self) -> Flags:
         """Which points some trial has proposed; shape (points,)."""
@@ -132,14 +146,25 @@ class PoolSampler(BaseSampler):  # type: ignore[misc]  # mypy does not follow Op
             SpaceExhausted: there is none.
         """
         self.ledger.update(study, trial.number)
-        free = ~self.ledger.seen()
-        if not free.any():
-            raise SpaceExhausted(f"all {len(self.space)} points have been proposed")
+        free = self._free()
         fixed = trial.system_attrs.get("fixed_params", {})
         if fixed:  # values that the user enqueued: the rest must go with them
             fits = np.array([all(p.get(n) == v for n, v in fixed.items()) for p in self.space.points])
             free = free & fits if (free & fits).any() else fits if fits.any() else free
         return dict(self.space.points[self._pick(study, trial, free)])
+
+    def propose(self, study: optuna.Study) -> Point | None:
+        """What `study.ask` would propose for the study's next trial, or None where there is nothing left.
+
+        With it a trial can be stored in one step, its values and all, instead of one step per value. The
+        ledger must be up to date.
+        """
+        trial = create_trial(state=TrialState.RUNNING)
+        trial.number = self.ledger.known
+        try:
+            return self.space.points[self._pick(study, trial, self._free())]
+        except SpaceExhausted:
+            return None
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -149,6 +174,12 @@ class PoolSampler(BaseSampler):  # type: ignore[misc]  # mypy does not follow Op
             raise NotImplementedError(f"{param_name} is not part of the space")
         choices = param_distribution.choices
         return choices[int(self._rng(trial).integers(len(choices)))]
+
+    def _free(self) -> Flags:
+        free = ~self.ledger.seen()
+        if not free.any():
+            raise SpaceExhausted(f"all {len(self.space)} points have been proposed")
+        return free
 
     def _rng(self, trial: FrozenTrial) -> np.random.Generator:
         return np.random.default_rng([self._seed, trial.number])

@@ -20,8 +20,8 @@ Flags = npt.NDArray[np.bool_]
 _START = 12  # points spread over the pool before the model speaks
 _HOPELESS = math.log(4.0)  # predicted to take 4 times as long as the best: no use at the start
 _SPREAD_AMONG = 64  # random points from which the most distant is taken at the start
-_FOCUS = 2048  # points that are predicted for each proposal; the most promising at the last fit
-_FIT_AMONG = 128  # results that lengths and variances are fitted to, at most
+_FOCUS = 768  # points that are predicted for each proposal; the most promising at the last fit
+_FIT_AMONG = 96  # results that lengths and variances are fitted to, at most
 _KEPT = 512  # results that an epoch starts with, at most
 _CUT = 0.7  # results above this quantile are told apart no further
 _CHUNK = 8192  # points predicted at once, to bound memory
@@ -41,6 +41,9 @@ class SurrogateSearch:
         self._epoch = -1
         self._posterior: Posterior | None = None
         self._left_out: set[int] = set()
+        self._mean: Floats | None = None
+        self._mean_of: tuple[Posterior, int] | None = None
+        self._best = 0.0
 
     def propose(
         self, results: Mapping[int, float], under_way: Sequence[int], free: Flags, rng: np.random.Generator
@@ -62,12 +65,16 @@ class SurrogateSearch:
         choices = np.flatnonzero(free[posterior.among])
         if not len(choices):
             return int(rng.choice(np.flatnonzero(free)))
-        target = _targets(times)
-        told = dict(zip(places.tolist(), target.tolist(), strict=True))
-        given = np.array([told.get(place, math.nan) for place in posterior.points])
-        mean = posterior.mean(given)[choices]
+        if self._mean is None or self._mean_of != (posterior, len(results)):
+            target = _targets(times)
+            told = dict(zip(places.tolist(), target.tolist(), strict=True))
+            given = np.array([told.get(place, math.nan) for place in posterior.points])
+            # what is under way changes the variance alone, so the mean stands until there is a new result
+            self._mean, self._best = posterior.mean(given), float(target.min())
+            self._mean_of = (posterior, len(results))
+        mean = self._mean[choices]
         deviation = np.sqrt(np.maximum(posterior.variance[choices], 1e-12))
-        gain = log_expected_improvement(mean, deviation, float(target.min()))
+        gain = log_expected_improvement(mean, deviation, self._best)
         return int(posterior.among[choices[int(np.argmax(gain))]])
 
     def _spread(self, taken: Ints, free: Flags, rng: np.random.Generator) -> int:
@@ -137,9 +144,9 @@ def _sample(target: Floats, size: int) -> Ints:
 
 
 def _epoch(size: int) -> int:
-    """The number of results at the last fit: 6, 8, 10, ... growing by a quarter, then by 100."""
+    """The number of results at the last fit: 6, 9, 13, ... growing by half, then by 100."""
     last, step = _START // 2, 0
-    while last + (step := min(max(2, last // 4), 100)) <= size:
+    while last + (step := min(last // 2, 100)) <= size:
         last += step
     return last
 

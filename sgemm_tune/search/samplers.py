@@ -127,13 +127,18 @@ class SurrogateSampler(PoolSampler):
     def __init__(self, space: Space, seed: int | None, prior: Sequence[float] | None) -> None:
         super().__init__(space, seed, prior)
         self._search = SurrogateSearch(encoding_of(space), prior)
+        self._results: dict[int, float] = {}
+        self._known: dict[int, tuple[int, float]] | None = None  # what they were made of
+        self._count = 0  # and how much of it there was
 
     def _pick(self, study: optuna.Study, trial: FrozenTrial, free: Flags) -> int:
-        results: dict[int, float] = {}
-        for _, (place, time) in sorted(self.ledger.finished.items()):
-            if not math.isnan(time) or place not in results:
-                results[place] = time
-        return self._search.propose(results, list(self.ledger.open.values()), free, self._rng(trial))
+        finished = self.ledger.finished
+        if finished is not self._known or len(finished) != self._count:
+            self._known, self._count, self._results = finished, len(finished), {}
+            for _, (place, time) in sorted(finished.items()):
+                if not math.isnan(time) or place not in self._results:
+                    self._results[place] = time
+        return self._search.propose(self._results, list(self.ledger.open.values()), free, self._rng(trial))
 
 
 class PoolTPESampler(PoolSampler):
@@ -163,6 +168,14 @@ class PoolTPESampler(PoolSampler):
             code = values.index(draw[name]) if name in draw else ABSENT
             shared += encoding_of(self.space).codes[places, column] == code
         return int(rng.choice(places[shared == shared.max()]))
+
+    def propose(self, study: optuna.Study) -> Point | None:
+        """As for every sampler; TPE makes notes on the trial it samples for, so it gets one of a copy."""
+        if not self.ledger.seen().all():
+            copy = optuna.create_study(sampler=self)
+            copy.add_trials(study.get_trials(deepcopy=False))
+            return suggest(copy.ask(), self.space)
+        return None
 
     def _completed(
         self, inner: TPESampler, study: optuna.Study, trial: FrozenTrial, draw: dict[str, Value]

@@ -15,8 +15,8 @@ Nothing here prints: whoever wants to see progress passes `on_event`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from sgemm_tune.arch import Arch
@@ -26,20 +26,23 @@ from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import Measurement, Origin, Outcome, Status
 from sgemm_tune.measure.protocol import Request
 from sgemm_tune.measure.worker import GpuWorker
-from sgemm_tune.model.predict import predict
 from sgemm_tune.problem import Problem
 from sgemm_tune.search.finalists import LastRound
 from sgemm_tune.search.interrupts import Interrupts
-from sgemm_tune.search.neighbours import neighbours_best
-from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline
+from sgemm_tune.search.neighbours import neighbours_best, siblings_best
+from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline, responsive
+from sgemm_tune.search.prior import prior
 from sgemm_tune.search.samplers import make_sampler
 from sgemm_tune.search.space import Space
 from sgemm_tune.search.storage import Storage, default_journal, open_storage
 from sgemm_tune.search.study import Candidate, TuningStudy, point_of, space_of, study_name
 from sgemm_tune.search.types import Failures, OnEvent, Progress, SearchResult, SearchSettings, Stop
-from sgemm_tune.store.results import ResultsFile, row
+from sgemm_tune.store.results import ResultsFile, Row, row
 
 _POLL_SECONDS = 0.2
+_FLUSH_SECONDS = 1.0
+_AT_ONCE = 4
+"""Proposals that are made in one go, for one turn at the storage and one look at the results."""
 _GRACE_SECONDS = 5.0
 """How long a stopped search waits for the trial that the GPU is at."""
 
@@ -79,10 +82,13 @@ def search(
     journal = default_journal(settings.results_dir, arch.name)
     storage = open_storage(settings.storage or journal, settings.results_dir)
     found: list[SearchResult] = []
-    with Interrupts() as interrupts:
+    fast: dict[Problem, list[Kernel]] = {}
+    with Interrupts() as interrupts, responsive():
         means = _Means(arch, space_of(stages, arch), worker, pool, settings, storage, interrupts, on_event)
         for problem in problems:
-            found.append(_ProblemSearch(problem, stages, means).run())
+            search_of_it = _ProblemSearch(problem, stages, means, fast)
+            found.append(search_of_it.run())
+            fast[problem] = search_of_it.fastest()
             if interrupts.asked:
                 break
     return found
@@ -105,7 +111,14 @@ class _Means:
 class _ProblemSearch:
     """The search of one problem; `run` says what happens in which order."""
 
-    def __init__(self, problem: Problem, stages: Sequence[type[Kernel]], means: _Means) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        stages: Sequence[type[Kernel]],
+        means: _Means,
+        siblings: Mapping[Problem, Sequence[Kernel]],
+    ) -> None:
+        self._started = time.monotonic()
         arch, worker, pool, settings = means.arch, means.worker, means.pool, means.settings
         self._problem, self._worker, self._pool, self._settings = problem, worker, pool, settings
         self._interrupts, self._on_event = means.interrupts, means.on_event
@@ -122,18 +135,21 @@ class _ProblemSearch:
             pool=pool,
         )
         space = means.space
-        legal = (kernel for stage in stages for kernel in stage.legal(arch))  # in the order of the space
-        prior = [_predicted_ms(kernel, problem, arch, worker) for kernel in legal]
-        sampler = make_sampler(settings.sampler, space, settings.seed, prior)
+        sampler = make_sampler(
+            settings.sampler, space, settings.seed, prior(stages, problem, arch, worker.info)
+        )
         name = study_name(stages, space, worker.info, problem, settings.policy.cache)
         best_elsewhere = neighbours_best(settings.configs_dir, arch, worker.info, self._precision, problem)
-        first = [point_of(kernel) for kernel in best_elsewhere]
+        best_before = siblings_best(siblings, problem)
+        first = [point_of(kernel) for kernel in dict.fromkeys([*best_elsewhere, *best_before])]
         self._study = TuningStudy(means.storage, name, space, sampler, first)
         self._total = min(settings.trials, len(space))
         self._healthy: list[tuple[Kernel, Measurement]] = []
         self._failures: dict[Status, Failures] = {}
-        self._done = self._new = 0
-        self._started = time.monotonic()
+        self._done = self._new = self._compiled = 0
+        self._bookkeeping = 0.0  # seconds
+        self._rows: list[Row] = []
+        self._flushed = self._started
         self._busy_before = worker.busy_seconds
 
     def run(self) -> SearchResult:
@@ -142,7 +158,7 @@ class _ProblemSearch:
         stopped = self._try_candidates()
         self._take_up()
         seconds = time.monotonic() - self._started
-        busy = (self._worker.busy_seconds - self._busy_before) / max(seconds, 1e-9)
+        busy = self._worker.busy_seconds - self._busy_before
         self._tell_progress(last_round=True)
         verdict = self._last_round.play(self._healthy)
         return SearchResult(
@@ -156,8 +172,15 @@ class _ProblemSearch:
             resumed=resumed,
             path=self._last_round.path if verdict.measurement is not None else None,
             seconds=time.monotonic() - self._started,
-            gpu_busy=busy,
+            search_seconds=seconds,
+            gpu_busy=busy / max(seconds, 1e-9),
+            bookkeeping=self._bookkeeping / max(seconds, 1e-9),
+            compiled=self._compiled,
         )
+
+    def fastest(self) -> list[Kernel]:
+        """The healthy configurations, the fastest first."""
+        return [kernel for kernel, _ in sorted(self._healthy, key=lambda pair: pair[1].ms)]
 
     def _take_up(self) -> int:
         """Take over what the study knows, from whichever process; the number of its trials that ended.
@@ -176,11 +199,14 @@ class _ProblemSearch:
     def _try_candidates(self) -> Stop:
         try:
             with Pipeline[Candidate](self._pool, self._worker, self._request) as pipeline:
-                return self._feed(pipeline, ahead=2 * self._settings.jobs + GPU_QUEUE)
+                jobs = self._settings.jobs
+                # proposals that know more results are better ones: as few ahead as keep all compilers busy
+                return self._feed(pipeline, ahead=jobs + max(_AT_ONCE, jobs // 4) + GPU_QUEUE)
         except DeviceUnavailable as error:
             kept = f"{self._done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error
         finally:
+            self._flush_rows()
             with suppress(StorageError):  # whoever opens the study next settles it
                 self._study.release()
 
@@ -190,8 +216,7 @@ class _ProblemSearch:
             more = (more or not len(pipeline)) and self._propose(pipeline, ahead)
             if not len(pipeline):
                 return Stop.TRIALS if self._total == self._settings.trials else Stop.EXHAUSTED
-            waits = 0.0 if more and len(pipeline) < ahead else _POLL_SECONDS
-            self._store(pipeline.collect(waits), pipeline.compiling)
+            self._store(pipeline.collect(_POLL_SECONDS), pipeline.compiling)
         self._store(pipeline.finish_running(_GRACE_SECONDS), 0)
         return stop
 
@@ -204,14 +229,15 @@ class _ProblemSearch:
         return None
 
     def _propose(self, pipeline: Pipeline[Candidate], ahead: int) -> bool:
-        """Add one candidate where there is room; False where there are no more."""
-        if len(pipeline) >= ahead:
+        """Fill up with candidates where there is room for several; False where there are no more."""
+        room = ahead - len(pipeline)
+        if room < _AT_ONCE:
             return True
-        candidate = self._study.ask(self._settings.trials)
-        if candidate is None:
-            return False
-        pipeline.add(candidate, candidate.kernel)
-        return True
+        with self._keeping_books():
+            candidates = self._study.ask(self._settings.trials, room)
+        for candidate in candidates:
+            pipeline.add(candidate, candidate.kernel)
+        return len(candidates) == room
 
     def _request(self, kernel: Kernel, binary: Binary) -> Request:
         best = self._best()
@@ -231,13 +257,29 @@ class _ProblemSearch:
                 seed=self._settings.policy.seed,
                 binary=done.binary,
             )
-            self._study.tell(done.ticket, done.outcome, found)
-            self._table.append([found])
+            with self._keeping_books():
+                self._study.tell(done.ticket, done.outcome, found)
+                self._rows.append(found)
+                if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                    self._flush_rows()
             self._count(kernel, done.outcome)
             self._new += 1
+            self._compiled += done.binary is None or not done.binary.cached
             self._tell_progress(compiling, (kernel, done.outcome))
         if not ended:
             self._tell_progress(compiling)
+
+    def _flush_rows(self) -> None:
+        """Write the rows to the table that it lacks; until then, the study could restore them."""
+        self._table.append(self._rows)
+        self._rows.clear()
+        self._flushed = time.monotonic()
+
+    @contextmanager
+    def _keeping_books(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._bookkeeping += time.monotonic() - began
 
     def _count(self, kernel: Kernel, outcome: Outcome) -> None:
         self._done += 1
@@ -274,16 +316,3 @@ class _ProblemSearch:
                 last_round=last_round,
             )
         )
-
-
-def _predicted_ms(kernel: Kernel, problem: Problem, arch: Arch, worker: GpuWorker) -> float:
-    info = worker.info
-    return predict(
-        kernel,
-        problem,
-        arch,
-        sms=info.sms,
-        mhz=info.clock_mhz,
-        l2_bytes=info.l2_bytes,
-        gbytes_per_s=info.gbytes_per_s,
-    ).ms

@@ -22,9 +22,10 @@ from typing import Any
 
 import optuna  # noqa: TID251, TID253
 from optuna.storages.journal import JournalFileBackend  # noqa: TID251, TID253
+from optuna.trial import TrialState  # noqa: TID251, TID253
 
 from sgemm_tune.errors import SgemmTuneError, StorageError
-from sgemm_tune.store.files import append_durably, locked
+from sgemm_tune.store.files import append_lines, locked
 
 _LOCKED_SECONDS = 60
 """How long SQLite waits for another process before it says that the database is locked."""
@@ -38,11 +39,19 @@ class Storage:
         backend: what Optuna works with.
         name: for messages; a password in a URL is hidden.
         turn: whose lock a process holds while it proposes a trial (see `files.locked`).
+        journal: the journal's file, whose turn is that of its appends; None where the storage is none.
     """
 
     backend: optuna.storages.BaseStorage
     name: str
     turn: Path
+    journal: Path | None = None
+
+    @contextlib.contextmanager
+    def in_a_row(self) -> Iterator[None]:
+        """Several steps for which other processes wait once instead of once a step."""
+        with locked(self.journal) if self.journal else contextlib.nullcontext():
+            yield
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -73,7 +82,7 @@ def open_storage(where: str | Path, results_dir: Path) -> Storage:
     with _explained(name):
         if "://" not in text or text.startswith("journal://"):
             path = Path(text.removeprefix("journal://")).absolute()
-            return Storage(_open_journal(path), name, _beside(path))
+            return Storage(_open_journal(path), name, path, path)
         if text.startswith("redis"):
             journal = optuna.storages.journal.JournalRedisBackend(text)
             return Storage(optuna.storages.JournalStorage(journal), name, _turn_of(text, results_dir))
@@ -105,7 +114,8 @@ def _open_database(url: str, name: str, results_dir: Path) -> Storage:
     if parsed.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": _LOCKED_SECONDS}
         if parsed.database and parsed.database != ":memory:":
-            turn = _beside(Path(parsed.database).absolute())
+            database_file = Path(parsed.database).absolute()
+            turn = database_file.with_name(database_file.name + ".turn")
             if not turn.parent.is_dir():
                 raise StorageError(
                     f"storage {name} cannot be used (unable to open database file): make {turn.parent} first"
@@ -123,12 +133,10 @@ class _Journal(JournalFileBackend):  # type: ignore[misc]  # mypy does not follo
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         path = Path(self._file_path)
         lines = [json.dumps(log, separators=(",", ":")) for log in logs]
+        # a trial's steps survive a kill anyway; the disk is waited for where one ends
+        ends = any(TrialState(log["state"]).is_finished() for log in logs if "state" in log)
         with locked(path):
-            # a trial's steps survive a kill anyway; the disk is waited for where one ends ("state")
-            if any("state" in log for log in logs) or not _ends_whole(path):
-                append_durably(path, lines)
-            else:
-                _append_soon(path, lines)
+            append_lines(path, lines, durably=ends)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         try:
@@ -153,26 +161,8 @@ def _mend(path: Path) -> None:
     if whole == 0:
         raise StorageError(f"{path} is no journal of Optuna: move it away or give another --storage")
     torn = [line.decode("utf-8", errors="replace").rstrip("\n") for line in lines[whole:]]
-    append_durably(path.with_name(path.name + ".torn"), torn)
+    append_lines(path.with_name(path.name + ".torn"), torn)
     os.truncate(path, sum(map(len, lines[:whole])))
-
-
-def _ends_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return size > 0 and file.read() == b"\n"
-
-
-def _append_soon(path: Path, lines: list[str]) -> None:
-    """Append without waiting for the disk; all lines, or none. The caller holds the lock."""
-    before = path.stat().st_size
-    try:
-        with path.open("a", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
-    except BaseException:
-        os.truncate(path, before)
-        raise
 
 
 def _is_json(line: bytes) -> bool:
@@ -185,10 +175,6 @@ def _is_json(line: bytes) -> bool:
 def _bad_line(path: Path) -> int:
     lines = path.read_bytes().splitlines(keepends=True)
     return next((i for i, line in enumerate(lines, 1) if not _is_json(line)), len(lines))
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + ".turn")
 
 
 def _turn_of(url: str, results_dir: Path) -> Path:

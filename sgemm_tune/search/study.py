@@ -17,12 +17,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import optuna  # noqa: TID251, TID253
-from optuna.samplers import BaseSampler  # noqa: TID251, TID253
 from optuna.trial import FrozenTrial, Trial, TrialState  # noqa: TID251, TID253
 
 from sgemm_tune.arch import Arch
@@ -31,7 +30,7 @@ from sgemm_tune.kernel import Kernel, stage_named
 from sgemm_tune.measure.outcome import Accuracy, DeviceInfo, Measurement, Outcome, Rejected, Status, Telemetry
 from sgemm_tune.problem import Problem
 from sgemm_tune.search.owners import is_alive, owner_token
-from sgemm_tune.search.samplers import remaining, suggest
+from sgemm_tune.search.pool_sampler import PoolSampler
 from sgemm_tune.search.space import Point, Space
 from sgemm_tune.search.storage import Storage
 from sgemm_tune.store.files import locked
@@ -81,8 +80,13 @@ def study_name(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A proposed configuration that this process works on."""
+    """A proposed configuration that this process works on.
 
+    Attributes:
+        trial_id: the storage's number of `trial`.
+    """
+
+    trial_id: int
     trial: Trial
     kernel: Kernel
 
@@ -119,7 +123,7 @@ class TuningStudy:
     """
 
     def __init__(
-        self, storage: Storage, name: str, space: Space, sampler: BaseSampler, first: Sequence[Point] = ()
+        self, storage: Storage, name: str, space: Space, sampler: PoolSampler, first: Sequence[Point] = ()
     ) -> None:
         self.name = name
         self.space = space
@@ -127,37 +131,41 @@ class TuningStudy:
         self._token = owner_token()
         self._mine: set[int] = set()
         self._first = list(first)
+        self._sampler = sampler
+        self._ledger = sampler.ledger
+        categorical = optuna.distributions.CategoricalDistribution
+        self._distributions = {name: categorical(values) for name, values in space.choices.items()}
         with storage.explained(), locked(storage.turn):
             self._study = optuna.create_study(
                 storage=storage.backend, study_name=name, sampler=sampler, load_if_exists=True
             )
+            self._id = storage.backend.get_study_id_from_name(name)
             self._settle()
 
-    def ask(self, budget: int) -> Candidate | None:
-        """Propose a configuration that nobody has tried or is trying.
+    def ask(self, budget: int, count: int = 1) -> list[Candidate]:
+        """Propose configurations that nobody has tried or is trying.
 
         Processes that share the storage take turns, so that no two of them propose the same.
 
         Args:
             budget: how many trials the study may have, those under way included.
+            count: how many to propose, in one turn.
 
         Returns:
-            None where the budget is spent or the space exhausted.
+            Fewer where the budget is spent or the space exhausted.
 
         Raises:
             StorageError: the storage cannot be used.
         """
         with self._storage.explained(), locked(self._storage.turn):
-            if not self._has_room(budget):
-                return None
-            given = self._lost_points() or self._untried_first()
-            if not given and remaining(self._study, self.space) == 0:
-                return None
-            with self._proposing(given[:1]):
-                trial = self._study.ask()
-                self._mine.add(trial.number)
-                trial.set_user_attr(_OWNER, self._token)
-                return Candidate(trial, kernel_of(suggest(trial, self.space)))
+            self._ledger.update(self._study)
+            asked: list[Candidate] = []
+            while len(asked) < count and self._has_room(budget):
+                point = self._lost_point() or self._untried_first() or self._sampler.propose(self._study)
+                if point is None:
+                    break
+                asked.append(self._opened(point))
+            return asked
 
     def tell(self, candidate: Candidate, outcome: Outcome, row: Row) -> None:
         """Finish a trial; it is durable when this returns.
@@ -165,12 +173,13 @@ class TuningStudy:
         Raises:
             StorageError: the storage cannot be used.
         """
-        with self._storage.explained():
+        with self._storage.explained(), self._storage.in_a_row():
             trial = candidate.trial
             if isinstance(outcome, Rejected):
                 trial.set_constraint(_VALID, 1.0)
-            trial.set_user_attr(_RESULT, {"outcome": _encode(outcome), "row": row})
-            self._finish(trial.number, outcome)
+            result = {"outcome": _encode(outcome), "row": row}
+            self._storage.backend.set_trial_user_attr(candidate.trial_id, _RESULT, result)
+            self._finish(candidate.trial_id, outcome)
             self._mine.discard(trial.number)
 
     def release(self) -> None:
@@ -197,46 +206,54 @@ class TuningStudy:
             for t, result in results
         ]
 
+    def _opened(self, point: Point) -> Candidate:
+        """A trial of this process; the caller holds the turn.
+
+        It is stored in one step: whoever is killed leaves a whole trial behind, or none.
+        """
+        template = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=dict(point),
+            distributions={name: self._distributions[name] for name in point},
+            user_attrs={_OWNER: self._token},
+        )
+        trial_id = self._storage.backend.create_new_trial(self._id, template)
+        trial = Trial(self._study, trial_id)
+        self._mine.add(trial.number)
+        self._ledger.opened(trial.number, point)
+        return Candidate(trial_id, trial, kernel_of(point))
+
     def _has_room(self, budget: int) -> bool:
         def taken() -> int:
-            return sum(t.state in (*_ENDED, TrialState.RUNNING) for t in self._trials())
+            return len(self._ledger.finished) + len(self._ledger.open)
 
         if taken() < budget:
             return True
-        return self._settle() > 0 and taken() < budget
+        if self._settle() == 0:
+            return False
+        self._ledger.update(self._study)
+        return taken() < budget
 
-    def _lost_points(self) -> list[Point]:
-        """Points that were proposed, but whose trials were all lost; the caller holds the turn."""
-        lost: dict[int, Point] = {}
-        held: set[int] = set()
-        for trial in self._trials():
-            place = self.space.index(trial.params)
-            if place is not None and trial.state == TrialState.FAIL:
-                lost[place] = self.space.points[place]
-            elif place is not None:
-                held.add(place)
-        return [point for place, point in lost.items() if place not in held]
+    def _lost_point(self) -> Point | None:
+        """A point that was proposed, but whose trials were all lost."""
+        ledger = self._ledger
+        lost = dict.fromkeys(ledger.broken_off.values())
+        if not lost:
+            return None
+        held = {*ledger.open.values(), *(place for place, _ in ledger.finished.values())}
+        return next((self.space.points[place] for place in lost if place not in held), None)
 
-    def _untried_first(self) -> list[Point]:
-        if self._first:
-            tried = {self.space.index(trial.params) for trial in self._trials()}
-            self._first = [
-                point
-                for point in self._first
-                if (place := self.space.index(point)) is not None and place not in tried
-            ]
-        return self._first
-
-    @contextlib.contextmanager
-    def _proposing(self, given: Sequence[Point]) -> Iterator[None]:
-        """Let the sampler propose, or the given point take its place."""
-        sampler = self._study.sampler
-        if given:
-            self._study.sampler = _Given(self.space, given[0])
-        try:
-            yield
-        finally:
-            self._study.sampler = sampler
+    def _untried_first(self) -> Point | None:
+        """The next of the points to begin with that nobody has tried."""
+        if not self._first:
+            return None
+        seen = self._ledger.seen()
+        while self._first:
+            point = self._first.pop(0)
+            place = self.space.index(point)
+            if place is not None and not seen[place]:
+                return point
+        return None
 
     def _settle(self) -> int:
         """End the trials of processes that are gone; the caller holds the turn. Returns how many."""
@@ -245,48 +262,28 @@ class TuningStudy:
             if trial.state != TrialState.RUNNING or self._is_worked_on(trial):
                 continue
             known = trial.user_attrs.get(_RESULT)
-            self._finish(trial.number, _decode(known["outcome"]) if known is not None else None)
+            self._finish(trial._trial_id, _decode(known["outcome"]) if known is not None else None)
             settled += 1
         return settled
 
     def _is_worked_on(self, trial: FrozenTrial) -> bool:
-        # whoever proposes a trial names itself before it gives the turn away
         owner = str(trial.user_attrs.get(_OWNER, ""))
         if owner == self._token:
             return trial.number in self._mine
         return is_alive(owner, trial.datetime_start)
 
-    def _finish(self, number: int, outcome: Outcome | None) -> None:
-        # already finished: a process of another machine took this one for gone, and its trial is tried again
+    def _finish(self, trial_id: int, outcome: Outcome | None) -> None:
+        values: list[float] | None = None
+        state = TrialState.FAIL if outcome is None else TrialState.PRUNED
         if isinstance(outcome, Measurement):
-            self._study.tell(number, outcome.ms, skip_if_finished=True)
-        else:
-            state = TrialState.FAIL if outcome is None else TrialState.PRUNED
-            self._study.tell(number, state=state, skip_if_finished=True)
+            state, values = TrialState.COMPLETE, [outcome.ms]
+        # already finished: a process of another machine took this one for gone, and its trial is tried again
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            self._storage.backend.set_trial_state_values(trial_id, state, values)
 
     def _trials(self) -> list[FrozenTrial]:
         trials: list[FrozenTrial] = self._study.get_trials(deepcopy=False)
         return trials
-
-
-class _Given(BaseSampler):  # type: ignore[misc]  # mypy does not follow Optuna
-    """Proposes one point, whatever the study says."""
-
-    def __init__(self, space: Space, point: Point) -> None:
-        categorical = optuna.distributions.CategoricalDistribution
-        self._names = {name: categorical(values) for name, values in space.choices.items()}
-        self._point = dict(point)
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        return self._names
-
-    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
-        return self._point
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any
-    ) -> Any:
-        raise NotImplementedError(f"{name} is no part of the point")
 
 
 def _encode(outcome: Outcome) -> dict[str, Any]:

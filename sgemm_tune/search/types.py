@@ -35,7 +35,7 @@ class SearchSettings:
         timeout: seconds per problem of this run; None: no limit.
         sampler: one of `samplers.SAMPLERS`.
         seed: of the sampler; that of the operands is the policy's.
-        jobs: compile processes; twice as many candidates are proposed ahead.
+        jobs: compile processes; a few more candidates than those are proposed ahead.
         storage: an Optuna storage URL or the path of a journal; None: `<results>/studies/<arch>.journal`.
         finalists: how many take part in the last round.
         policy: how candidates are measured.
@@ -107,8 +107,11 @@ class SearchResult:
         failures: by reason, those of earlier runs included.
         done, new, resumed: trials of the study, of this run, and those it began with.
         path: the configuration file; None where there is no winner to store.
-        seconds: how long this run took.
-        gpu_busy: share of the time in which the GPU's process worked on a candidate.
+        seconds: how long this run took, the last round included.
+        search_seconds: how long until the last round.
+        gpu_busy: share of `search_seconds` in which the GPU's process worked on a candidate.
+        bookkeeping: share of `search_seconds` in which proposals were made and outcomes stored.
+        compiled: candidates of this run that no cache had.
     """
 
     problem: Problem
@@ -121,7 +124,10 @@ class SearchResult:
     resumed: int
     path: Path | None
     seconds: float
+    search_seconds: float
     gpu_busy: float
+    bookkeeping: float
+    compiled: int
 
     @property
     def why_nothing(self) -> str:

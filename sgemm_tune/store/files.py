@@ -1,12 +1,14 @@
 """Writing that survives a kill, a full disk and other processes. Knows nothing of what is written.
 
-A file is either replaced as a whole (`replace_atomically`) or grows at its end (`append_durably`); both
-have reached the disk when they return. Whoever reads before writing holds `locked` meanwhile.
+A file is either replaced as a whole (`replace_atomically`) or grows at its end (`append_lines`); both have
+reached the disk when they return, unless told not to wait for it. Whoever reads before writing holds
+`locked` meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import time
@@ -14,8 +16,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from io import RawIOBase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sgemm_tune.errors import SgemmTuneError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 LOCK_SECONDS = 60.0
 """How long to wait for another process: a merge takes well under a second, eight of them queue."""
@@ -53,8 +59,17 @@ def replace_atomically(path: Path, content: str | bytes) -> None:
         _sweep(target)
 
 
-def append_durably(path: Path, lines: Sequence[str], is_whole: Callable[[str], bool] | None = None) -> None:
+def append_lines(
+    path: Path,
+    lines: Sequence[str],
+    is_whole: Callable[[str], bool] | None = None,
+    *,
+    durably: bool = True,
+) -> None:
     """Add `lines` (without their line ends) to `path` in one write; all of them, or none.
+
+    With `durably` they are on the disk when this returns. Without, they survive a kill all the same, but not
+    a power cut.
 
     A last line without its line end is a write that a crash cut short, so nobody was told that it was
     stored: it moves to `<name>.torn`. `is_whole` may recognise it as a line that lacks nothing but its end
@@ -72,7 +87,7 @@ def append_durably(path: Path, lines: Sequence[str], is_whole: Callable[[str], b
             data = _mend_tail(path, file, is_whole) + data
             before = os.fstat(file.fileno()).st_size
             try:
-                _write_all(file, data)
+                _write_all(file, data, durably)
             except BaseException:
                 # should this fail too, the next append finds a torn line and mends it
                 with contextlib.suppress(OSError):
@@ -86,7 +101,8 @@ def append_durably(path: Path, lines: Sequence[str], is_whole: Callable[[str], b
 def locked(path: Path, timeout: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of `path`, the file `<name>.lock` beside it, against every other process.
 
-    The system releases it when its holder dies. It is not re-entrant.
+    The system releases it when its holder dies. A thread that holds it may take it again, which costs
+    nothing: several appends in a row take turns with other processes once.
 
     Args:
         path: what is about to be read and written; need not exist.
@@ -95,12 +111,16 @@ def locked(path: Path, timeout: float = LOCK_SECONDS) -> Iterator[None]:
     Raises:
         FileWriteError: somebody else held it all the time, or the lock file cannot be made.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     beside = path.with_name(path.name + ".lock")
-    lock = FileLock(beside)
+    lock = _lock_at(beside, os.getpid())
+    if lock.is_locked:
+        yield
+        return
     with _explained(path):
-        beside.parent.mkdir(parents=True, exist_ok=True)
+        if not beside.parent.is_dir():
+            beside.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=timeout)
         except Timeout:
@@ -112,6 +132,14 @@ def locked(path: Path, timeout: float = LOCK_SECONDS) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@functools.lru_cache(maxsize=64)
+def _lock_at(beside: Path, process: int) -> BaseFileLock:
+    """The lock of one file, kept: a search takes three per trial, and making one costs as much again."""
+    from filelock import FileLock
+
+    return FileLock(beside)
 
 
 def split_tail(text: str) -> tuple[str, str]:
@@ -133,7 +161,7 @@ def _mend_tail(path: Path, file: RawIOBase, is_whole: Callable[[str], bool] | No
     text = tail.decode("utf-8", errors="replace")
     if is_whole is not None and is_whole(text):
         return b"\n"
-    append_durably(path.with_name(path.name + ".torn"), [text])
+    append_lines(path.with_name(path.name + ".torn"), [text])
     file.truncate(size - len(tail))
     return b""
 
@@ -146,12 +174,13 @@ def _write_new(path: Path, data: bytes, like: Path) -> None:
         _write_all(file, data)
 
 
-def _write_all(file: RawIOBase, data: bytes) -> None:
+def _write_all(file: RawIOBase, data: bytes, durably: bool = True) -> None:
     # one write in all but odd cases: a full disk takes a part, and the next attempt says why
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file.fileno(), rest) :]
-    os.fsync(file.fileno())
+    if durably:
+        os.fsync(file.fileno())
 
 
 def _sweep(target: Path) -> None:

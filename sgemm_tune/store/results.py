@@ -11,11 +11,12 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sgemm_tune.errors import ResultsFileError
-from sgemm_tune.store.files import append_durably, locked, replace_atomically, split_tail
+from sgemm_tune.store.files import append_lines, locked, replace_atomically, split_tail
 from sgemm_tune.store.result_rows import COLUMNS, Row, Value, predicted_row, row
 
 if TYPE_CHECKING:
@@ -38,12 +39,17 @@ class ResultsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._seen: _Seen | None = None
 
-    def append(self, rows: Iterable[Mapping[str, Value]]) -> int:
+    def append(self, rows: Iterable[Mapping[str, Value]], *, durably: bool = True) -> int:
         """Store the rows whose `row_id` the file does not have; they are on the disk when this returns.
 
         A file of an older version gets the columns that it lacks; columns that this version does not know
         keep their values.
+
+        Args:
+            rows: by column; whatever `COLUMNS` does not name is dropped.
+            durably: False for rows that something else could restore: the disk is not waited for.
 
         Returns:
             How many rows were new.
@@ -56,15 +62,7 @@ class ResultsFile:
         if not wanted:
             return 0
         with locked(self.path):
-            text = self._read()
-            header = self._header(text)
-            # ids are looked up in the first column; a lone header may be what an editor left
-            if header[:1] != ["row_id"] or not set(COLUMNS) <= set(header) or "\n" not in text:
-                header = [*COLUMNS, *(name for name in header if name not in COLUMNS)]
-                text = _table(header, self._parse(text)[1])
-                replace_atomically(self.path, text)
-            whole, tail = split_tail(text)
-            known = set(_FIRST_FIELD.findall(whole + tail if _is_whole(tail, header) else whole))
+            header, known = self._known()
             fresh = []
             for found in wanted:
                 identified = {**found, "row_id": found.get("row_id") or uuid.uuid4().hex}
@@ -72,8 +70,10 @@ class ResultsFile:
                 if row_id not in known:
                     known.add(row_id)
                     fresh.append(_line([_text(identified.get(name)) for name in header]))
+            self._seen = None  # unless all of it gets there
             if fresh:
-                append_durably(self.path, fresh, lambda tail: _is_whole(tail, header))
+                append_lines(self.path, fresh, lambda tail: _is_whole(tail, header), durably=durably)
+            self._seen = _Seen(_identity(self.path), header, known)
         return len(fresh)
 
     def reconcile(self, rows: Iterable[Mapping[str, Value]]) -> int:
@@ -102,6 +102,23 @@ class ResultsFile:
             values = [self._convert(name, dtype, record.get(name, ""), line) for line, record in records]
             columns[name] = pd.array(values, dtype=dtype)
         return pd.DataFrame(columns, columns=names)
+
+    def _known(self) -> tuple[list[str], set[str]]:
+        """(column names, ids of the rows), of a file that was brought up to date; the caller holds the lock.
+
+        A search appends row by row: as long as nobody else has written, what was known then still is.
+        """
+        if self._seen is not None and self._seen.identity == _identity(self.path):
+            return self._seen.header, self._seen.ids
+        text = self._read()
+        header = self._header(text)
+        # ids are looked up in the first column; a lone header may be what an editor left
+        if header[:1] != ["row_id"] or not set(COLUMNS) <= set(header) or "\n" not in text:
+            header = [*COLUMNS, *(name for name in header if name not in COLUMNS)]
+            text = _table(header, self._parse(text)[1])
+            replace_atomically(self.path, text)
+        whole, tail = split_tail(text)
+        return header, set(_FIRST_FIELD.findall(whole + tail if _is_whole(tail, header) else whole))
 
     def _read(self) -> str:
         try:
@@ -165,6 +182,24 @@ class ResultsFile:
 
     def _refuse(self, line: int, problem: str) -> NoReturn:
         raise ResultsFileError(f"{self.path}:{line}: {problem}: mend or remove that line")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a table held when it was last written here."""
+
+    identity: tuple[int, ...]
+    header: list[str]
+    ids: set[str]
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Changes whenever somebody writes to the file, replaces or removes it."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _whole_number(text: str, number: float) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sgemm_tune.errors import SgemmTuneError
-from sgemm_tune.store.files import FileWriteError, append_durably, locked, replace_atomically
+from sgemm_tune.store.files import FileWriteError, append_lines, locked, replace_atomically
 
 
 def full_disk(taken: int = 5) -> Callable[[int, bytes], int]:
@@ -94,7 +94,7 @@ def test_a_directory_that_cannot_be_one(tmp_path: Path) -> None:
 
     writers: list[Callable[[], None]] = [
         lambda: replace_atomically(blocked / "sub" / "x", "text"),
-        lambda: append_durably(blocked / "x", ["text"]),
+        lambda: append_lines(blocked / "x", ["text"]),
         lock,
     ]
     for write in writers:
@@ -115,15 +115,15 @@ def test_what_a_killed_writer_left_is_swept_when_it_is_old(tmp_path: Path) -> No
 
 def test_appends_lines(tmp_path: Path) -> None:
     path = tmp_path / "new" / "table"
-    append_durably(path, ["one", "zwei ×"])
-    append_durably(path, ["three"])
+    append_lines(path, ["one", "zwei ×"])
+    append_lines(path, ["three"])
     assert path.read_text(encoding="utf-8") == "one\nzwei ×\nthree\n"
 
 
 def test_a_torn_line_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(b"one\ntw" + "×".encode()[:1])
-    append_durably(path, ["three"])
+    append_lines(path, ["three"])
     assert path.read_text() == "one\nthree\n"
     assert (tmp_path / "table.torn").read_text(encoding="utf-8") == "tw�\n"
 
@@ -131,7 +131,7 @@ def test_a_torn_line_is_set_aside(tmp_path: Path) -> None:
 def test_a_line_that_lacks_only_its_end_stays(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_text("one\ntwo")
-    append_durably(path, ["three"], is_whole=lambda tail: tail == "two")
+    append_lines(path, ["three"], is_whole=lambda tail: tail == "two")
     assert path.read_text() == "one\ntwo\nthree\n"
     assert not (tmp_path / "table.torn").exists()
 
@@ -145,16 +145,16 @@ def test_a_failed_append_leaves_no_part_of_it(
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fake)
         with pytest.raises(FileWriteError, match=r"table: (No space left|Input/output error)"):
-            append_durably(path, ["longer than five bytes"])
+            append_lines(path, ["longer than five bytes"])
     assert path.read_text() == "one\n"
-    append_durably(path, ["two"])
+    append_lines(path, ["two"])
     assert path.read_text() == "one\ntwo\n"
 
 
 def test_a_full_device() -> None:
     # the real thing: every write fails with ENOSPC
     with pytest.raises(FileWriteError, match="No space left on device"):
-        append_durably(Path("/dev/full"), ["text"])
+        append_lines(Path("/dev/full"), ["text"])
 
 
 def test_a_lock_excludes_and_ends(tmp_path: Path) -> None:

@@ -164,7 +164,13 @@ def test_a_stored_best_of_another_shape_or_device_is_left_alone(stored: Bench) -
 
 
 def test_finalists_are_as_many_as_asked_for(stored: Bench, tmp_path: Path) -> None:
+    close = {str(kernel): 1.0 + 0.01 * i for i, kernel in enumerate(KERNELS)}
+    fresh = replace(stored, root=tmp_path / "fresh", script=Script(ms=close))
+    (result,) = fresh.search(trials=15, finalists=3)
+    assert [f.kernel for f in result.verdict.finalists] == KERNELS[:3]
+
+
+def test_who_is_far_behind_is_no_finalist_even_where_there_is_room(stored: Bench, tmp_path: Path) -> None:
     fresh = replace(stored, root=tmp_path / "fresh")
     (result,) = fresh.search(trials=15, finalists=3)
-    assert len(result.verdict.finalists) == 3
-    assert KERNELS[9] in [f.kernel for f in result.verdict.finalists]
+    assert {f.kernel for f in result.verdict.finalists} == {KERNELS[9], KERNELS[0]}
