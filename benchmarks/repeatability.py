@@ -2,8 +2,11 @@
 
     python benchmarks/repeatability.py --size 4096 --seeds 5 --benches 3 --json
 
-Runs `sgemm-tune search` once per seed, each with folders of its own and compiled kernels in common, then
-`sgemm-tune bench` in fresh processes on every winner, all winners in one file, and prints what differed.
+Runs `sgemm-tune search` once per seed, each in empty folders but with the user's cache of compiled kernels in
+common (`--cold`: each with an empty one), then `sgemm-tune bench` in fresh processes on every winner. At last
+all distinct winners are timed together, in the same passes, as a search times its finalists: whom the fastest
+does not beat by `finalists.beats` is tied with it. Times of different processes could not decide that.
+
 Needs a GPU.
 """
 
@@ -11,106 +14,220 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
+
+from sgemm_tune.bench.bench import Bench, Gpu
+from sgemm_tune.cli.gpu import open_worker
+from sgemm_tune.compiler.cache import CACHE_VARIABLE, BinaryCache
+from sgemm_tune.kernel import Kernel
+from sgemm_tune.measure.outcome import Measurement
+from sgemm_tune.measure.protocol import Policy
+from sgemm_tune.problem import Problem
+from sgemm_tune.search.finalists import Finalist, Verdict, decide
+from sgemm_tune.store.configs import Entry, kernel_of, load_config
+from sgemm_tune.store.results import ResultsFile
 
 
-def sgemm_tune(*arguments: str) -> Any:
+@dataclass(frozen=True)
+class Winner:
+    """What one search found, and what benches said of it.
+
+    Attributes:
+        found: its entry as the search stored it.
+        told: the search's own JSON document of the result.
+        bench_ms: its time in each bench.
+    """
+
+    seed: int
+    found: Entry
+    told: dict[str, Any]
+    bench_ms: tuple[float, ...]
+
+    @property
+    def kernel(self) -> Kernel:
+        """The configuration."""
+        return kernel_of(self.found)
+
+    @property
+    def median_ms(self) -> float:
+        """Of the benches."""
+        return statistics.median(self.bench_ms)
+
+
+def sgemm_tune(*arguments: str, cache: Path | None = None) -> Any:
     """The JSON document that a command prints.
+
+    Args:
+        arguments: of the command.
+        cache: of compiled kernels; None: the user's.
 
     Raises:
         SystemExit: the command failed.
     """
     command = [sys.executable, "-m", "sgemm_tune", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **({CACHE_VARIABLE: str(cache)} if cache is not None else {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr[-500:]}")
     return json.loads(done.stdout)
 
 
-def entry(path: Path) -> dict[str, Any]:
+def entry(path: Path) -> Entry:
     """The one entry of a configuration file."""
-    (found,) = yaml.safe_load(path.read_text(encoding="utf-8"))["entries"]
-    return dict(found)
+    (found,) = load_config(path).entries
+    return found
 
 
-def label(found: dict[str, Any]) -> str:
-    """`stage(BM=128, ...)` of an entry."""
-    return f"{found['stage']}({', '.join(f'{name}={value}' for name, value in found['params'].items())})"
+def searched(root: Path, size: int, seed: int, trials: int, cold: bool) -> tuple[Path, dict[str, Any]]:
+    """Search with all files below `root`; (the file that holds the winner, what the search told).
+
+    Raises:
+        SystemExit: the search failed, or there is no GPU to measure on.
+    """
+    told = sgemm_tune(
+        "search",
+        *("--size", str(size), "--seed", str(seed), "--trials", str(trials)),
+        *("--configs-dir", str(root / "configs"), "--results-dir", str(root / "results")),
+        cache=root / "cubins" if cold else None,
+    )
+    if told["mode"] != "measured":
+        raise SystemExit("there is no GPU to measure on: see `sgemm-tune doctor`")
+    (found,) = (root / "configs").glob("*.yaml")
+    return found, told["results"][0]
 
 
-def spread(values: list[float]) -> float:
-    """(max - min) / median."""
-    return (max(values) - min(values)) / statistics.median(values)
+def benched(path: Path, times: int) -> tuple[float, ...]:
+    """The time of a file's one entry in ms, from so many fresh processes."""
+    found = []
+    for _ in range(times):
+        sgemm_tune("bench", "--config", str(path), "--results-dir", str(path.parent / "bench"))
+        found.append(entry(path).ms)
+    return tuple(found)
 
 
-def measure(size: int, seeds: int, benches: int, trials: int) -> dict[str, Any]:
-    """Search with seeds 0, 1, ...; then time every winner `benches` times in fresh processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = []
-        for seed in range(seeds):
-            root = Path(folder) / str(seed)
-            places = ("--configs-dir", str(root / "configs"), "--results-dir", str(root / "results"))
-            size_and_seed = ("--size", str(size), "--seed", str(seed), "--trials", str(trials))
-            sgemm_tune("search", *size_and_seed, *places)
-            (found,) = (root / "configs").glob("*.yaml")
-            files.append(found)
-        winners = [entry(file) for file in files]
-        again: list[list[float]] = []
-        for file in files:
-            times = []
-            for _ in range(benches):
-                sgemm_tune("bench", "--config", str(file), "--results-dir", str(Path(folder) / "bench"))
-                times.append(float(entry(file)["ms"]))
-            again.append(times)
-    found_ms = [float(winner["ms"]) for winner in winners]
-    medians = [statistics.median(times) for times in again]
+def last_round(gpu: Gpu, problem: Problem, kernels: Sequence[Kernel], results: Path) -> Verdict:
+    """Time configurations together and decide among them as a search does."""
+    outcomes = Bench(gpu, ResultsFile(results), BinaryCache(), Policy()).measure(problem, kernels)
+    return decide([Finalist(k, outcome) for k, outcome in zip(kernels, outcomes, strict=True)])
+
+
+def measure(size: int, seeds: int, benches: int, trials: int, cold: bool) -> dict[str, Any]:
+    """Search with seeds 0, 1, ...; bench every winner in fresh processes; time all of them together."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = [searched(folder / str(seed), size, seed, trials, cold) for seed in range(seeds)]
+        winners = [
+            Winner(seed, entry(file), told, benched(file, benches)) for seed, (file, told) in enumerate(found)
+        ]
+        distinct = list(dict.fromkeys(winner.kernel for winner in winners))
+        with open_worker(0) as gpu:
+            verdict = last_round(gpu, Problem.parse_size(size), distinct, folder / "last_round.csv")
+    return {"size": size, "trials": trials, "cold_cache": cold, **report(winners, verdict)}
+
+
+def report(winners: Sequence[Winner], verdict: Verdict) -> dict[str, Any]:
+    """What differed, as a document."""
+    first = winners[0].found
+    timed = [place(finalist, winners, verdict) for finalist in verdict.finalists]
     return {
-        "size": size,
-        "trials": trials,
-        "device": winners[0]["device"],
-        "date": winners[0]["provenance"]["date"],
+        "device": first.device,
+        "date": first.provenance.date,
         "winners": [
             {
-                "seed": seed,
-                "config": label(winner),
-                "ms": ms,
-                "vs_cublas": winner["vs_cublas"],
-                "bench_ms": times,
+                "seed": winner.seed,
+                "config": str(winner.kernel),
+                "ms": winner.found.ms,
+                "vs_cublas": winner.found.vs_cublas,
+                "bench_ms": list(winner.bench_ms),
+                "seconds": round(winner.told["seconds"], 1),
+                "tied": winner.told["tied"],
             }
-            for seed, (winner, ms, times) in enumerate(zip(winners, found_ms, again, strict=True))
+            for winner in winners
         ],
-        "distinct_winners": len({label(winner) for winner in winners}),
-        "spread_of_winners": round(spread(medians), 5),
-        "largest_spread_of_one_winner": round(max(spread(times) for times in again), 5),
+        "distinct_winners": len(timed),
+        "last_round": timed,
+        "same_winner_or_tie": all(one["level"] for one in timed),
+        "spread_of_winners": round(spread([winner.median_ms for winner in winners]), 5),
+        "largest_spread_of_one_winner": round(max(spread(winner.bench_ms) for winner in winners), 5),
         "largest_difference_search_bench": round(
-            max(abs(median / ms - 1) for median, ms in zip(medians, found_ms, strict=True)), 5
+            max(abs(winner.median_ms / winner.found.ms - 1) for winner in winners), 5
         ),
     }
 
 
+def place(finalist: Finalist, winners: Sequence[Winner], verdict: Verdict) -> dict[str, Any]:
+    """What became of one winner in the last round.
+
+    `level` says that the fastest does not beat it, `behind` by how much the fastest leads it.
+    """
+    kernel, outcome = finalist.kernel, finalist.outcome
+    document: dict[str, Any] = {
+        "config": str(kernel),
+        "seeds": [winner.seed for winner in winners if winner.kernel == kernel],
+        "level": kernel == verdict.kernel or kernel in verdict.tied,
+    }
+    fastest = verdict.finalists[0].outcome
+    if not isinstance(outcome, Measurement) or not isinstance(fastest, Measurement):
+        return document | {"rejected": getattr(outcome, "reason", "")}
+    return document | {
+        "behind": round(fastest.vs_cublas / outcome.vs_cublas - 1, 5),
+        "ms": outcome.ms,
+        "vs_cublas": outcome.vs_cublas,
+        "vs_p10": outcome.vs_p10,
+        "vs_p90": outcome.vs_p90,
+        "samples": outcome.samples,
+    }
+
+
+def spread(values: Sequence[float]) -> float:
+    """(max - min) / median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a summary."""
+    for winner in found["winners"]:
+        times = ", ".join(f"{ms:.5g}" for ms in winner["bench_ms"])
+        print(f"seed {winner['seed']}: {winner['config']} {winner['ms']:.5g} ms, bench {times} ms")
+    print("timed together:")
+    for one in found["last_round"]:
+        seeds = ", ".join(str(seed) for seed in one["seeds"])
+        behind = one.get("rejected") or f"{100 * one['behind']:.2f} % behind"
+        print(f"  {one['config']} (seed {seeds}): {behind}, {'level' if one['level'] else 'beaten'}")
+    held = "all level" if found["same_winner_or_tie"] else "not all level"
+    print(f"{found['distinct_winners']} distinct winners, {held}")
+    print(
+        f"{100 * found['spread_of_winners']:.2f} % between winners, at most "
+        f"{100 * found['largest_spread_of_one_winner']:.2f} % between benches of one, at most "
+        f"{100 * found['largest_difference_search_bench']:.2f} % between search and bench"
+    )
+
+
 def main() -> None:
-    """Parse the command line and print the object."""
+    """Parse the command line and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--benches", type=int, default=3)
     parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--cold", action="store_true", help="every search compiles all it needs itself")
     parser.add_argument("--json", action="store_true", help="the whole object instead of a summary")
     given = parser.parse_args()
-    found = measure(given.size, given.seeds, given.benches, given.trials)
+    found = measure(given.size, given.seeds, given.benches, given.trials, given.cold)
     if given.json:
         print(json.dumps(found, indent=2))
-        return
-    for winner in found["winners"]:
-        print(f"seed {winner['seed']}: {winner['config']} {winner['ms']:.4g} ms, bench {winner['bench_ms']}")
-    print(f"{found['distinct_winners']} distinct winners, {100 * found['spread_of_winners']:.2f} % apart")
+    else:
+        show(found)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sgemm_tune.arch import Arch
+from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary, compile_source
 from sgemm_tune.compiler.sources import SourceText
 from sgemm_tune.kernel import Kernel, tune
@@ -57,11 +58,15 @@ EXPECTED: dict[str, tuple[Status, str]] = {
 
 @dataclass(frozen=True)
 class Faulty(Kernel):
-    """A kernel of 16 x 16 tiles from the folder of faults."""
+    """A kernel of 16 x 16 tiles from the folder of faults: `fault` says which."""
 
     source: ClassVar[str] = str(KERNELS / "00_faulty.cu")
     SMEM: int = tune(0, 1 << 20)
     THREADS: int = tune(256, 1024)
+    fault: str = "healthy"
+
+    def __str__(self) -> str:
+        return f"faulty({self.fault})"
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -81,10 +86,10 @@ class Faulty(Kernel):
 
 
 def kernel_for(fault: str) -> Faulty:
-    """The launch configuration that a fault needs."""
+    """The fault with the launch configuration that it needs."""
     if fault == "too_much_smem":
-        return Faulty(SMEM=1 << 20)
-    return Faulty(THREADS=1024 if fault == "too_many_registers" else 256)
+        return Faulty(SMEM=1 << 20, fault=fault)
+    return Faulty(THREADS=1024 if fault == "too_many_registers" else 256, fault=fault)
 
 
 def compile_fault(fault: str, arch: Arch) -> Binary:
@@ -95,3 +100,9 @@ def compile_fault(fault: str, arch: Arch) -> Binary:
     """
     text = (KERNELS / f"{fault}.cu").read_text(encoding="utf-8")
     return compile_source(SourceText(f"{fault}.cu", text, (), ""), arch, (), fault)
+
+
+def compile_faulty(kernel: Kernel, arch: Arch, cache: BinaryCache | None) -> Binary:
+    """What a compile pool's processes call for the kernels of `kernel_for`."""
+    assert isinstance(kernel, Faulty)
+    return compile_fault(kernel.fault, arch)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import time
 
 import pytest
 
-from sgemm_tune.arch import Arch, parse_arch
-from sgemm_tune.compiler.cache import BinaryCache
+from sgemm_tune.arch import parse_arch
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.errors import CompileError, CompileTimeout
-from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.protocol import Policy
-from tests.faults.faulty import EXPECTED, KERNELS, compile_fault, kernel_for
+from tests.faults.faulty import EXPECTED, KERNELS, compile_faulty, kernel_for
 
 SM_90 = parse_arch("sm_90")
 DEADLINE = 8.0
 
 
-def compile_named(fault: str, kernel: Kernel, arch: Arch, cache: BinaryCache | None) -> Binary:
-    """What the pool's processes run instead of compiling the kernel's own source."""
-    return compile_fault(fault, arch)
-
-
 def in_the_pool(fault: str) -> Binary:
-    with CompilePool(SM_90, 1, None, DEADLINE, functools.partial(compile_named, fault)) as pool:
+    with CompilePool(SM_90, 1, None, DEADLINE, compile_faulty) as pool:
         return pool.submit(kernel_for(fault)).result()
 
 

@@ -11,16 +11,23 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sgemm_tune.measure.outcome import Status
-from sgemm_tune.measure.protocol import Policy
+from sgemm_tune.arch import parse_arch
+from sgemm_tune.compiler.pool import CompilePool
+from sgemm_tune.measure.outcome import Measurement, Status
+from sgemm_tune.problem import Problem
 from sgemm_tune.search.types import SearchResult, Stop
-from tests.fakes import FAULTS, SLOW_TO_DETECT, Bench, Script, kernels_of
+from tests.fakes import FAULTS, SLOW_TO_DETECT, Bench, Script, compiler, kernels_of, opener
+from tests.faults.faulty import EXPECTED, compile_faulty, kernel_for
+from tests.faults.fifth import Agreement, Plan, agreement
 
 QUICK = [fault for fault in FAULTS if fault not in SLOW_TO_DETECT]
+SM_90 = parse_arch("sm_90")
 SHORT = 3.0
 """A deadline that a healthy candidate, which takes milliseconds here, meets on a busy machine."""
 
@@ -78,30 +85,69 @@ def test_the_search_goes_on_and_counts_them(every_fault: tuple[Bench, SearchResu
     assert result.verdict.measurement.ms == pytest.approx(float(fastest["ms"]), rel=0.01)
 
 
-def test_a_fifth_of_200_faulty_costs_the_healthy_ones_nothing(tmp_path: Path) -> None:
-    stages = ("vectorized", "block_tile_2d")
-    clean = Bench(tmp_path / "clean", Script(), stages, real=True)
-    fully = Policy(early_cut=0)  # an early cut depends on what was the best so far, in which order
-    clean.search(trials=200, sampler="exhaustive", policy=fully)
-    without = by_kernel(clean)
-    tried = sorted(without)
-    assert len(tried) == 200
-    names = itertools.chain(SLOW_TO_DETECT, itertools.cycle(QUICK))
-    faults = dict(zip(tried[::5], names, strict=False))
-    assert len(faults) == 40
-    bench = Bench(
-        tmp_path / "faulty", Script(faults), stages, real=True, run_deadline=SHORT, compile_deadline=SHORT
+def scripted(names: Iterable[str], healthy: CompilePool, faulty: CompilePool, trials: int = 200) -> Plan:
+    """A plan over a scripted device on which the faults of those names happen."""
+    return Plan(
+        ("vectorized", "block_tile_2d"),
+        Problem(2048, 2048, 2048),
+        opener(Script({str(kernel_for(name)): name for name in names})),
+        lambda _: SHORT,
+        healthy,
+        faulty,
+        trials=trials,
     )
-    (result,) = bench.search(trials=200, sampler="exhaustive", policy=fully)
-    found = by_kernel(bench)
-    assert sorted(found) == tried
-    assert sum(f.count for f in result.failures.values()) == 40
-    for kernel, row in found.items():
-        if kernel in faults:
-            assert row["status"] == FAULTS[faults[kernel]][0]
-            continue
-        assert row["status"] == "ok"
-        assert (row["ms"], row["vs_cublas"]) == (without[kernel]["ms"], without[kernel]["vs_cublas"])
+
+
+def test_a_fifth_of_200_faulty_costs_the_healthy_ones_nothing(tmp_path: Path) -> None:
+    compile_scripted = compiler(Script({str(kernel_for(name)): name for name in FAULTS}))
+    with CompilePool(SM_90, 2, None, SHORT, compile_scripted) as pool:
+        plan = scripted(FAULTS, pool, pool)
+        without = plan.search(tmp_path / "without")
+        found = plan.search(tmp_path / "faulty", itertools.chain(SLOW_TO_DETECT, itertools.cycle(QUICK)))
+    assert (found.result.stopped, len(found.outcomes), len(found.faults)) == (Stop.TRIALS, 200, 40)
+    assert set(found.faults.values()) == set(FAULTS)
+    assert found.misjudged(FAULTS) == []
+    assert found.restarts == found.lost() > 0
+    assert all(outcome.status is Status.OK for outcome in without.outcomes.values())
+    assert without.outcomes.keys() == found.outcomes.keys()
+    assert found.others == {kernel: without.outcomes[kernel] for kernel in found.others}
+
+
+def test_the_folder_of_faulty_kernels_takes_the_places_of_candidates(tmp_path: Path) -> None:
+    """As tests/gpu does it, with the real compiler, but on a device that only acts as if it ran them."""
+    names = [name for name in FAULTS if name in EXPECTED and name != "minutes_in_compiler"]
+    assert len(names) >= 12
+    with (
+        CompilePool(SM_90, 1, None, 30.0, compiler(Script())) as healthy,
+        CompilePool(SM_90, 1, None, 30.0, compile_faulty) as faulty,
+    ):
+        plan = scripted(names, healthy, faulty, trials=5 * len(names) + 4)
+        found = plan.search(tmp_path, names)
+    assert list(found.faults.values()) == names
+    assert found.misjudged(EXPECTED) == []
+    assert all(outcome.status is Status.OK for outcome in found.others.values())
+    measured = [kernel for kernel in found.outcomes if kernel not in found.faults]
+    assert found.result.verdict.kernel in measured, "the last round replaces nobody"
+
+
+def test_what_was_misjudged_and_times_that_differ_are_told(tmp_path: Path) -> None:
+    with CompilePool(SM_90, 2, None, SHORT, compiler(Script())) as pool:
+        plan = scripted(["nothing_written"], pool, pool, trials=20)
+        found = plan.search(tmp_path, ["nothing_written", "launch_refused"])
+    assert [text.split(":")[0] for text in found.misjudged(FAULTS)] == ["launch_refused"]
+    assert found.misjudged(FAULTS | {"nothing_written": (Status.WRONG, "a race")})[0].startswith("nothing")
+    same = agreement(found.others, found.others)
+    assert same == Agreement(18, 1.0, 0.0)
+    slower = {
+        kernel: replace(outcome, vs_cublas=outcome.vs_cublas * (0.9 if i < 2 else 0.98))
+        for i, (kernel, outcome) in enumerate(found.others.items())
+        if isinstance(outcome, Measurement)
+    }
+    worse = agreement(found.others, slower)
+    assert (worse.median, worse.within_95) == pytest.approx((0.98, 0.1))
+    cut = {kernel: replace(outcome, early_cut=True) for kernel, outcome in list(slower.items())[:2]}
+    rest = agreement(found.others, slower | cut)
+    assert (rest.count, rest.median, rest.within_95) == pytest.approx((16, 0.98, 0.02))
 
 
 def test_a_worker_killed_from_outside_loses_the_trial_it_was_at(tmp_path: Path) -> None:
