@@ -64,6 +64,7 @@ class Traits:
             tile while this one is computed.
         early_fragments: a pass's fragments are loaded during the pass before.
         async_copy: tiles travel without passing through registers (cp.async, TMA).
+        copying_warps: warps of their own copy, B by the copy engine where its rows are aligned.
     """
 
     vector: int = 4
@@ -73,6 +74,7 @@ class Traits:
     buffers: int = 1
     early_fragments: bool = False
     async_copy: bool = False
+    copying_warps: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,21 @@ class Kernel:
         raise NotImplementedError
 
     @property
+    def computing_threads(self) -> int:
+        """Those of a block's threads that compute; the others copy."""
+        return self.threads
+
+    @property
+    def launch_registers(self) -> int | None:
+        """Registers that every thread is launched with, where that is settled by the geometry."""
+        return None
+
+    @property
+    def box_of_b(self) -> tuple[int, int] | None:
+        """(rows, columns) of the boxes in which the copy engine fetches B; None: the kernel takes no map."""
+        return None
+
+    @property
     def warp_tile(self) -> tuple[int, int]:
         """(WM, WN): the part of C a warp computes; by default threads are numbered along N first."""
         (_, bn, _), (tm, tn) = self.tile, self.thread_tile
@@ -124,6 +141,11 @@ class Kernel:
         return 1
 
     @property
+    def even_waves(self) -> bool:
+        """Whether the last waves of tiles are shared out evenly, so that no SM waits for others."""
+        return False
+
+    @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory per block in bytes."""
         return 0
@@ -133,9 +155,13 @@ class Kernel:
         yield from ()
 
     def grid(self, problem: Problem) -> int:
-        """Blocks of the one-dimensional grid; 0 where C is empty, and then nothing is launched."""
+        """Blocks of the one-dimensional grid, were there an SM for each; 0 where C is empty."""
         bm, bn, _ = self.tile
         return ceil_div(problem.m, bm) * ceil_div(problem.n, bn) * self.split_k
+
+    def blocks(self, problem: Problem, sms: int) -> int:
+        """Blocks to launch on a device of `sms` multiprocessors; 0: nothing is launched."""
+        return self.grid(problem)
 
     @property
     def params(self) -> dict[str, int]:

@@ -265,10 +265,33 @@ __device__ __forceinline__ void outer_product(float (&sums)[TM][TN], const float
 
 // ------------------------------------------------------------------------------------------ registers -> C
 
-// Writes a thread's sums: row m of them is row row_of(m) of the block tile, and columns n to n + 3 begin at column
-// col_of(n). Two ways to do it, because this code is as long as the sums are many, and compiling it took longer than
-// compiling the product: whole float4s that overwrite C, all at once; and whatever else there is (unaligned or ragged
-// C, beta) by one body for all rows, below which the rows move up. The sums are spent then.
+// Writes a thread's sums, whatever C and beta: row m of them is row row_of(m) of the block tile, and columns n to
+// n + 3 begin at column col_of(n). One body serves all rows, and the rows move up below it: code that is as long as
+// the sums are many takes longer to compile than the product. The sums are spent then. Without VECTORS, single floats
+// are written: shorter still, for who has another way for whole float4s.
+template <bool VECTORS, class RowOf, class ColOf, int TM, int TN>
+__device__ __forceinline__ void write_row_by_row(float (&sums)[TM][TN], RowOf row_of, ColOf col_of, float *C, int ldc,
+                                                 const BlockTile &tile, float alpha, float beta) {
+    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
+    bool aligned = VECTORS && rows_are_aligned<VECTOR>(c_tile, ldc);
+#pragma unroll 1
+    for (int m = 0; m < TM; ++m) {
+        float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
+        if (row_of(m) < tile.rows_inside) {
+#pragma unroll
+            for (int n = 0; n < TN; n += VECTOR) {
+                float sum[VECTOR] = {sums[0][n], sums[0][n + 1], sums[0][n + 2], sums[0][n + 3]};
+                write_c_vector(c_row + col_of(n), sum, tile.cols_inside - col_of(n), aligned, alpha, beta);
+            }
+        }
+#pragma unroll
+        for (int up = 1; up < TM; ++up)
+#pragma unroll
+            for (int n = 0; n < TN; ++n) sums[up - 1][n] = sums[up][n];
+    }
+}
+
+// The same, but whole float4s that overwrite C are written all at once.
 template <class RowOf, class ColOf, int TM, int TN>
 __device__ __forceinline__ void write_sums(float (&sums)[TM][TN], RowOf row_of, ColOf col_of, float *C, int ldc,
                                            const BlockTile &tile, float alpha, float beta) {
@@ -287,22 +310,8 @@ __device__ __forceinline__ void write_sums(float (&sums)[TM][TN], RowOf row_of, 
                                         alpha * sums[m][n + 3]);
             }
         }
-        return;
-    }
-#pragma unroll 1
-    for (int m = 0; m < TM; ++m) {
-        float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
-        if (row_of(m) < tile.rows_inside) {
-#pragma unroll
-            for (int n = 0; n < TN; n += VECTOR) {
-                float sum[VECTOR] = {sums[0][n], sums[0][n + 1], sums[0][n + 2], sums[0][n + 3]};
-                write_c_vector(c_row + col_of(n), sum, tile.cols_inside - col_of(n), aligned, alpha, beta);
-            }
-        }
-#pragma unroll
-        for (int up = 1; up < TM; ++up)
-#pragma unroll
-            for (int n = 0; n < TN; ++n) sums[up - 1][n] = sums[up][n];
+    } else {
+        write_row_by_row<true>(sums, row_of, col_of, C, ldc, tile, alpha, beta);
     }
 }
 
@@ -338,7 +347,10 @@ struct LanePatch {
     __device__ __forceinline__ void write(float (&sums)[TM][TN], float *C, int ldc, const BlockTile &tile, float alpha,
                                           float beta) const {
         write_sums(
-            sums, [&](int m) { return row + m / VECTOR * ROW_STEP + m % VECTOR; },
-            [&](int n) { return col + n / VECTOR * COL_STEP; }, C, ldc, tile, alpha, beta);
+            sums, [&](int m) { return c_row(m); }, [&](int n) { return c_col(n); }, C, ldc, tile, alpha, beta);
     }
+
+    // Where the sums of row m and of column n (and 3 more) lie in the block tile.
+    __device__ __forceinline__ int c_row(int m) const { return row + m / VECTOR * ROW_STEP + m % VECTOR; }
+    __device__ __forceinline__ int c_col(int n) const { return col + n / VECTOR * COL_STEP; }
 };

@@ -18,6 +18,7 @@ from sgemm_tune.device.failures import cuda_errors
 from sgemm_tune.device.harness import Fixture, Fixtures, Harness
 from sgemm_tune.device.operands import Operands
 from sgemm_tune.device.telemetry import Nvml
+from sgemm_tune.device.tensor_maps import encode, no_map, tiled_map
 from sgemm_tune.device.timing import Timer, input_sets, launch_ms
 from sgemm_tune.kernel import ENTRY_POINT, Kernel
 from sgemm_tune.measure.cases import Case
@@ -32,11 +33,12 @@ _FIXTURES_SHARE = 64
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A kernel ready to launch; `module` keeps its code alive."""
+    """A kernel ready to launch on a device of `sms` multiprocessors; `module` keeps its code alive."""
 
     kernel: Kernel
     function: Any
     module: Any
+    sms: int
 
     def __str__(self) -> str:
         return str(self.kernel)
@@ -44,7 +46,7 @@ class Loaded:
     def launch(self, operands: Operands) -> None:
         """Enqueue one launch on the current stream; nothing where C is empty."""
         p = operands.problem
-        blocks = self.kernel.grid(p)
+        blocks = self.kernel.blocks(p, self.sms)
         if blocks == 0:
             return
         # Python ints and floats would arrive as 64-bit arguments
@@ -63,9 +65,21 @@ class Loaded:
                 np.float32(p.beta),
                 np.uintp(operands.pointer(operands.c)),
                 np.int32(p.ldc),
+                *self._map_of_b(operands),
             ),
             shared_mem=self.kernel.smem_bytes,
         )
+
+    def _map_of_b(self, operands: Operands) -> tuple[Any, ...]:
+        """The map and whether it is valid, where the kernel asks for one."""
+        box = self.kernel.box_of_b
+        if box is None:
+            return ()
+        p = operands.problem
+        arguments = tiled_map(operands.pointer(operands.b), p.k, p.n, p.ldb, box)
+        if arguments is None:
+            return no_map(), np.int32(0)
+        return encode(arguments), np.int32(1)
 
 
 Run = Loaded | Algorithm | None
@@ -140,7 +154,7 @@ class GpuDevice:
             if kernel.smem_bytes + binary.static_smem > _DEFAULT_DYNAMIC_SMEM:
                 attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 driver.funcSetAttribute(function.ptr, attribute, kernel.smem_bytes)
-        return Loaded(kernel, function, module)
+        return Loaded(kernel, function, module, self._info.sms)
 
     def heuristics(self, problem: Problem, precision: Precision) -> list[Algorithm]:
         """What cublasLt's heuristics propose for a product, the most promising first.

@@ -80,7 +80,7 @@ def evaluate(device: Device, request: Request) -> Outcome:
         own, baseline = first.runs
         if own.median * (1 - 2 * _standard_error(own)) > policy.race_cut * best:
             return _measurement(request, device, own, baseline, accuracy, early_cut=True)
-    return _measured(device, [request], [loaded], [accuracy], pilot=pilot, begun=first)[0]
+    return _measured(device, [request], [loaded], [accuracy], pilot=pilot, begun=first, watched=1)[0]
 
 
 def compare(device: Device, requests: Sequence[Request]) -> list[Outcome]:
@@ -196,12 +196,15 @@ def _measured(
     *,
     pilot: Timing,
     begun: Timing | None = None,
+    watched: int | None = None,
 ) -> list[Outcome]:
     first = requests[0]
     precision, policy = first.kernel.precision, first.policy
     for attempt in range(policy.retries + 1):
         runs = [*loaded, CUBLAS]
-        timing = _settled(device, runs, first.problem, precision, policy, pilot=pilot, begun=begun)
+        timing = _settled(
+            device, runs, first.problem, precision, policy, pilot=pilot, begun=begun, watched=watched
+        )
         begun = None  # samples that were taken while the GPU throttled are taken again
         throttled = bool(device.telemetry().throttle)
         if not throttled or attempt == policy.retries:
@@ -222,11 +225,13 @@ def _settled(
     *,
     pilot: Timing,
     begun: Timing | None,
+    watched: int | None,
 ) -> Timing:
-    """Passes in batches until every run's median has settled, or a cap on samples or seconds is met.
+    """Passes in batches until the medians have settled, or a cap on samples or seconds is met.
 
     `pilot` is a few samples of some of the runs; the slowest of them stands for all. `begun` has the first
-    passes.
+    passes. Only the first `watched` runs need to settle: a search orders candidates by their own times, and
+    cuBLAS, whose samples scatter more, would triple what a trial takes; the last round waits for all.
     """
     slowest = max((samples.median for samples in pilot.runs if samples.median > 0), default=0.0)
     per_pass = len(runs) * 1e-3 * max(slowest, policy.sample_ms)
@@ -236,7 +241,9 @@ def _settled(
     while True:
         taken = len(timing.runs[0].ms)
         enough = taken >= min(policy.min_samples, most)
-        if enough and (taken >= most or all(_standard_error(run) <= policy.settle for run in timing.runs)):
+        if enough and (
+            taken >= most or all(_standard_error(run) <= policy.settle for run in timing.runs[:watched])
+        ):
             return timing
         batch = min(most - taken, policy.min_samples if enough else policy.min_samples - taken)
         more = device.time(runs, problem, precision, policy, batch)

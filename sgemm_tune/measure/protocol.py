@@ -44,7 +44,7 @@ class Policy:
     seed: int = 0
     cold: bool = True
     probe: int = 3
-    early_cut: float = 1.05
+    early_cut: float = 1.03
     race: int = 4
     race_cut: float = 1.01
     min_samples: int = 10

@@ -48,6 +48,9 @@ CODE_CACHE = 20 * KIB
 "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018). On an H200 at 2048, 128 x 128
 tiles of 8 x 16 patches take 0.355 ms where the loop has 18 KB, and 0.400 to 0.411 ms where it has 67 KB."""
 
+UNROLL = 8
+"""Steps of K in one body of the loop of 11_tma.cu, whatever BK is."""
+
 FETCH_CYCLES = 0.22
 """Share by which an instruction takes longer where it comes from further away."""
 
@@ -94,12 +97,13 @@ class Block(NamedTuple):
         traits, (tm, tn), bk = kernel.traits, kernel.thread_tile, kernel.tile[2]
         inner, copy = inner_pass(kernel, arch), tile_copy(kernel, problem)
         passes = bk / inner.depth
-        code = INSTRUCTION_BYTES * (passes * (inner.math + inner.loads) + copy.issue)
+        unrolled = min(passes, UNROLL) if traits.copying_warps else passes
+        code = INSTRUCTION_BYTES * (unrolled * (inner.math + inner.loads) + copy.issue)
         stores = 1 / 3 if traits.split_fragments else 1.0
         return cls(
             inner=inner,
             copy=copy,
-            warps=ceil_div(kernel.threads, WARP),
+            warps=ceil_div(kernel.computing_threads, WARP),
             passes=passes,
             steps=ceil_div(ceil_div(problem.k, kernel.split_k), bk),
             buffers=traits.buffers,

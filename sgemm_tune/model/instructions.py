@@ -25,6 +25,9 @@ FFMA_CYCLES_PLACED = 1.14
 """The same in the loop of common/async_tile.cuh, whose `place_sums` counts 1.06 at the best, where the outer
 product goes back and forth, so that operands are reused at the turns. Both such ORDERs measure alike."""
 
+FFMA_CYCLES_APART = 1.09
+"""The same where other warps copy: 1.05 to 1.10 were counted in the SASS of tma; nothing was measured yet."""
+
 ROW_BY_ROW = 0
 """The ORDER of an outer product that does not."""
 
@@ -159,6 +162,8 @@ def _ffma_pass(kernel: Kernel, arch: Arch) -> Pass:
 def _ffma_cycles(kernel: Kernel) -> float:
     if not kernel.traits.early_fragments:
         return FFMA_CYCLES_LATE
+    if kernel.traits.copying_warps:
+        return FFMA_CYCLES_APART
     placed = kernel.traits.async_copy and kernel.params.get("ORDER") != ROW_BY_ROW
     return FFMA_CYCLES_PLACED if placed else FFMA_CYCLES
 
@@ -187,12 +192,14 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
     size = FLOAT_BYTES * bk * (bm + bn)
     if not traits.shared:
         return Copy(0.0, 0.0, 2.0 * bk, 0.0, round(size * L1_MISSES))
-    a, b = bm * bk / kernel.threads, bn * bk / kernel.threads
+    a, b = bm * bk / kernel.computing_threads, bn * bk / kernel.computing_threads
     aligned = problem.lda % traits.vector == 0 == problem.ldb % traits.vector
     loads = (a + b) / (traits.vector if aligned else 1)
     issue = STEP_OVERHEAD + loads * (1 + LOAD_OVERHEAD)
     if traits.async_copy:  # A float by float, so that it arrives transposed
         loads = a + b / (traits.vector if aligned else 1)
+        if traits.copying_warps and aligned:  # one instruction for all of B; A's are issued by other warps
+            loads = a
         return Copy(loads, 0.0, STEP_OVERHEAD + loads * ASYNC_CYCLES, 0.0, size)
     if kernel.mma_k:  # rounded to TF32 float by float, stored as they lie
         stores = (a + b) / traits.vector
@@ -223,6 +230,8 @@ def estimate_registers(kernel: Kernel) -> int:
 
     It may be more than a thread can have: such a kernel spills. ptxas takes more than this where it may.
     """
+    if kernel.launch_registers is not None:
+        return kernel.launch_registers
     traits, (tm, tn), (bm, bn, bk) = kernel.traits, kernel.thread_tile, kernel.tile
     fragments = _mma_fragments(kernel) if kernel.mma_k else (tm + tn) * (1 + traits.early_fragments)
     staged = 0

@@ -145,6 +145,10 @@ def predict(
     cycles = full * block.run(held.blocks, first)
     if rest:
         cycles += block.run(rest, block.flow(rest) if full else first)
+    shared = kernel.even_waves and grid > held.blocks * used_sms
+    if shared:  # the last tiles are cut such that all end together, which costs one more epilogue
+        cycles = (grid / (held.blocks * used_sms) + 1) * block.run(held.blocks, first)
+        cycles -= block.steps * first.step
     ms_per_cycle = 1e-3 / mhz
     share = queue / first.blocks * block.steps * ms_per_cycle
     read = _dram_bytes(kernel, problem, min(grid, held.blocks * sms), l2_bytes)
@@ -165,7 +169,7 @@ def predict(
         occupancy=held,
         blocks=grid,
         waves=grid / (held.blocks * used_sms),
-        wave_efficiency=grid / (queue * sms) if grid else 1.0,
+        wave_efficiency=1.0 if shared or not grid else grid / (queue * sms),
         useful=problem.m * problem.n * problem.k / max(1, grid * bm * bn * block.steps * bk),
         loads_per_math=inner.loads / inner.math,
         overhead_per_math=copy.issue / (block.passes * inner.math),

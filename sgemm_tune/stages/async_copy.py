@@ -21,7 +21,7 @@ class AsyncCopy(AsyncKernel):
 
     BM: int = tune(64, 128, 256, default=128)
     BN: int = tune(64, 128, 256, default=256)
-    BK: int = tune(8, 16, default=16)
+    BK: int = tune(8, 16)
     TM: int = tune(8, 16)
     TN: int = tune(8, 16, default=16)
     LANES_M: int = tune(2, 4, 8, 16, default=4)

@@ -26,7 +26,7 @@ class WarpTile(AsyncKernel):
 
     BM: int = tune(32, 64, 128, 256, default=128)
     BN: int = tune(32, 64, 128, 256, default=256)
-    BK: int = tune(8, 16, 32, default=16)
+    BK: int = tune(8, 16, 32)
     TM: int = tune(4, 8, 16, default=8)
     TN: int = tune(4, 8, 16, default=16)
     LANES_M: int = tune(2, 4, 8, default=4)

@@ -1,0 +1,121 @@
+"""Rung 11."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sgemm_tune.arch import REGISTERS_PER_SM, SMEM_RESERVED_PER_BLOCK, WARP, Arch
+from sgemm_tune.kernel import Rules, Traits, register, tune
+from sgemm_tune.problem import FLOAT_BYTES, Problem
+from sgemm_tune.stages._async import A_PAD
+from sgemm_tune.stages._tiles import WarpTiledKernel
+
+COPYING = 4 * WARP
+"""Threads that copy."""
+
+KEPT = 40
+"""Registers that a copying thread keeps."""
+
+REGISTER_UNIT = 8
+"""Registers are handed over in units of this many per thread."""
+
+BARRIER_BYTES = 8
+
+
+@register
+@dataclass(frozen=True)
+class Tma(WarpTiledKernel):
+    """Some warps only copy, the others only compute; blocks stay for the whole product."""
+
+    source: ClassVar[str] = "11_tma.cu"
+    min_arch: ClassVar[tuple[int, int]] = (9, 0)
+    traits: ClassVar[Traits] = Traits(
+        vector=4,
+        split_fragments=True,
+        buffers=2,
+        early_fragments=True,
+        async_copy=True,
+        copying_warps=True,
+    )
+
+    BM: int = tune(64, 128, 256, default=128)
+    BN: int = tune(64, 128, 256, default=256)
+    BK: int = tune(8, 16, 32, 64, default=16)
+    TM: int = tune(8, 16)
+    TN: int = tune(8, 16, default=16)
+    LANES_M: int = tune(2, 4, 8, 16, default=4)
+    STAGES: int = tune(2, 3, 4, 6, default=3)
+    ORDER: int = tune(1, 2, default=2)
+    MIN_BLOCKS: int = tune(1, 2)
+    STREAM_K: int = tune(0, 1, default=1)
+
+    @property
+    def computing_threads(self) -> int:
+        return super().threads
+
+    @property
+    def threads(self) -> int:
+        return self.computing_threads + COPYING
+
+    @property
+    def launch_registers(self) -> int:
+        return REGISTERS_PER_SM // (self.MIN_BLOCKS * self.threads) // REGISTER_UNIT * REGISTER_UNIT
+
+    @property
+    def computing_registers(self) -> int:
+        """Of a computing thread, after the copying ones have given up theirs."""
+        if not self.computing_threads:
+            return 0
+        left = self.launch_registers * self.threads - KEPT * COPYING
+        return left // self.computing_threads // REGISTER_UNIT * REGISTER_UNIT
+
+    @property
+    def register_estimate(self) -> int:
+        """Of a computing thread: sums, two pairs of fragments, 32 for the rest."""
+        return self.TM * self.TN + 2 * (self.TM + self.TN) + 32
+
+    @property
+    def smem_bytes(self) -> int:
+        """The ring, and two barriers for each of its buffers."""
+        buffer = FLOAT_BYTES * self.BK * (self.BM + A_PAD + self.BN)
+        return self.STAGES * (buffer + 2 * BARRIER_BYTES)
+
+    @property
+    def box_of_b(self) -> tuple[int, int]:
+        return self.BK, self.BN
+
+    @property
+    def even_waves(self) -> bool:
+        return bool(self.STREAM_K)
+
+    def blocks(self, problem: Problem, sms: int) -> int:
+        return min(self.grid(problem), self.MIN_BLOCKS * sms)
+
+    def rules(self) -> Rules:
+        yield from self.warp_rules()
+        wm, wn = self.warp_tile
+        yield (
+            wm <= 4 * wn and wn <= 4 * wm,
+            "a warp tile more than 4 times as long as wide reads too many fragments for its sums",
+        )
+        yield (
+            self.MIN_BLOCKS * self.computing_threads == 256,
+            "MIN_BLOCKS blocks must give each of the SM's 4 schedulers 2 computing warps",
+        )
+        yield (
+            16 <= (self.STAGES - 1) * self.BK <= 96,
+            "16 to 96 entries of K must be on their way: fewer hide no latency, more only take shared memory",
+        )
+        yield (
+            self.register_estimate <= self.computing_registers,
+            "a thread's sums, two pairs of fragments and addresses must fit its registers",
+        )
+
+    def _limits(self, arch: Arch) -> Rules:
+        yield from super()._limits(arch)
+        needed = self.MIN_BLOCKS * (self.smem_bytes + SMEM_RESERVED_PER_BLOCK)
+        yield (
+            needed <= arch.smem_per_sm,
+            f"{arch.name} gives an SM {arch.smem_per_sm} bytes of shared memory, not {needed}",
+        )
