@@ -295,6 +295,17 @@ __device__ __forceinline__ void update_c(const Patch &patch, float (&sums)[TM][T
     }
 }
 
+// Zero, but known only when the fragments are: whoever uses it waits for the loads that bring them. (An arrival does
+// not by itself: a copy then overwrote what a slow load was still to read, once in some thousand tiles of 256 x 64.)
+__device__ __forceinline__ unsigned zero_after(const float (&a)[TM], const float (&b)[TN], int K) {
+    unsigned bits = 0;
+#pragma unroll
+    for (int m = 0; m < TM; m += VECTOR) bits |= __float_as_uint(a[m]);
+#pragma unroll
+    for (int n = 0; n < TN; n += VECTOR) bits |= __float_as_uint(b[n]);
+    return bits & static_cast<unsigned>(K >> 31);  // K is never negative
+}
+
 __device__ __forceinline__ void compute_tiles(Work work, int M, int N, int K, float alpha, float beta, float *C,
                                               int ldc) {
     unsigned ring = shared_address(shared_memory);
@@ -322,7 +333,9 @@ __device__ __forceinline__ void compute_tiles(Work work, int M, int N, int K, fl
                 a_read += FLOAT_BYTES * STEPS * A_STRIDE;
                 b_read += FLOAT_BYTES * STEPS * BN;
             }
-            if (threadIdx.x % WARP == 0) arrive(ring + EMPTY + place.buffer * BARRIER_BYTES);
+            unsigned empty = ring + EMPTY + place.buffer * BARRIER_BYTES + zero_after(a[1], b[1], K);
+            __syncwarp();                         // the lane that arrives speaks for all
+            if (threadIdx.x % WARP == 0) arrive(empty);
             place.advance();
         }
         outer_product<ORDER>(sums, a[1], b[1]);   // the last step

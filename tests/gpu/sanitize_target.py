@@ -1,11 +1,12 @@
 """What compute-sanitizer looks at: every stage at several configurations on ragged shapes, each once.
 
-compute-sanitizer --tool memcheck python -m tests.gpu.sanitize_target
+compute-sanitizer --tool memcheck python -m tests.gpu.sanitize_target [stage ...]
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,11 +24,11 @@ CASES = (
 )
 
 
-def kernels() -> list[Kernel]:
-    """Each stage's default and a few more, the same ones every time."""
+def kernels(stages: Sequence[str] = ()) -> list[Kernel]:
+    """The default of each stage (or of those named) and a few more, the same ones every time."""
     arch = parse_arch("sm_90")
     chosen: list[Kernel] = []
-    for stage in ladder():
+    for stage in [stage for stage in ladder() if not stages or stage.name() in stages]:
         legal = list(stage.legal(arch))
         chosen += [stage(), *random.Random(5).sample(legal, min(SAMPLED, len(legal)))]
     return chosen
@@ -44,7 +45,7 @@ def main() -> None:
     device = GpuDevice(0)
     arch = parse_arch(device.info.arch)
     runs = 0
-    chosen = kernels()
+    chosen = kernels(sys.argv[1:])
     for kernel, binary in zip(chosen, compile_all(chosen, arch), strict=True):
         loaded = device.load(kernel, binary)
         for case in CASES:
