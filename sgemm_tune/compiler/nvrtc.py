@@ -19,6 +19,9 @@ from sgemm_tune.compiler.sources import SourceText, source_text
 from sgemm_tune.errors import CompileError, DeviceUnavailable
 from sgemm_tune.kernel import Kernel
 
+_KNOWS_NO_CACHE = (12, 9)
+"""The oldest NVRTC that was seen to take the option."""
+
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STATIC_SMEM = re.compile(r"(\d+) bytes smem")
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
@@ -81,12 +84,17 @@ def nvrtc_version() -> str:
 
 
 def options(target: str, defines: tuple[str, ...]) -> tuple[str, ...]:
-    """What NVRTC is given: no fast-math, no flush-to-zero, FFMA contraction as the language has it."""
+    """What NVRTC is given: no fast-math, no flush-to-zero, FFMA contraction as the language has it.
+
+    Its own cache is switched off. Where a driver is installed it keeps what it compiled for any process, and
+    a hit comes without a log: registers and spills would read 0, and compiling would seem to take no time.
+    """
     return (
         f"--gpu-architecture={target}",
         "--std=c++17",
         "--device-as-default-execution-space",
         "--ptxas-options=-v",
+        *(("--no-cache",) if _nvrtc().getVersion() >= _KNOWS_NO_CACHE else ()),
         *defines,
     )
 
@@ -128,10 +136,16 @@ def compile_source(source: SourceText, arch: Arch, defines: tuple[str, ...], lab
     """Compile any source to a cubin; `label` names it in messages.
 
     Raises:
-        CompileError: NVRTC refused it; the log is attached.
+        CompileError: NVRTC refused it, or said nothing of registers and spills; the log is attached.
     """
     started = time.perf_counter()
     cubin, log = _compile(source, options(arch.target, defines), label)
+    if _REGISTERS.search(log) is None:
+        raise CompileError(
+            f"NVRTC {nvrtc_version()} compiled {label} without saying how many registers it takes: "
+            "install nvidia-cuda-nvrtc-cu12 12.9 or newer",
+            log,
+        )
     return Binary(
         cubin=cubin,
         registers=_only(_REGISTERS, log),

@@ -25,8 +25,8 @@ def arch(device: GpuDevice) -> Arch:
     return parse_arch(device.info.arch)
 
 
-def _validated(path: Path, counts: dict[str, int]) -> None:
-    """Write what was validated: every kernel's source hash, where and when, and how many tests."""
+def _validated(path: Path, counts: dict[str, int], failures: list[str]) -> None:
+    """Write what was validated: every kernel's source hash, where and when, how many tests, which failed."""
     info = GpuDevice(0).info
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -35,15 +35,19 @@ def _validated(path: Path, counts: dict[str, int]) -> None:
         "driver": info.driver,
         "nvrtc": info.nvrtc,
         "counts": counts,
+        "failures": failures,
         "kernels": {stage.source: {"source_hash": source_text(stage.source).digest} for stage in ladder()},
     }
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """With --validation PATH, a run of all GPU tests that passed is recorded there."""
+    """With --validation PATH, a run of the GPU tests that skipped none is recorded there, failures by name."""
     path = config.getoption("--validation")
     outcomes = ("passed", "failed", "error", "skipped")
     counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in outcomes}
-    if path and exitstatus == 0 and counts["skipped"] == 0 and counts["passed"]:
-        _validated(Path(path), counts)
+    failed = [
+        report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())
+    ]
+    if path and exitstatus in (0, 1) and counts["skipped"] == 0 and counts["passed"]:
+        _validated(Path(path), counts, sorted(set(failed)))
