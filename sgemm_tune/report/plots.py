@@ -19,11 +19,16 @@ _INK = "#222222"
 _QUIET = "#8a8a8a"
 _LABEL_GAP = 0.052
 """Least distance of two labels, as a share of the axis."""
+_ROUND = 32
+"""Sizes that are no multiple of it are off every tile: beside 4096, one of 4097 would be a spike."""
 
 
 def ladder_picture(ladders: Ladders) -> bytes:
-    """TFLOP/s over size, a line per stage and cuBLAS dashed; a panel per device and precision."""
-    figure, panels = _panels(ladders, height=5.0)
+    """TFLOP/s over size, a line per stage and cuBLAS dashed; a panel per device and precision.
+
+    Sizes off every tile are left out unless a device has no others.
+    """
+    figure, panels = _panels([(title, round_sizes(rows)) for title, rows in ladders], height=5.0)
     for axes, title, rows in panels:
         _frame(axes, title)
         sizes = sorted(int(size) for size in rows["size"].unique())
@@ -79,6 +84,12 @@ def steps_picture(ladders: Ladders) -> bytes:
         axes.set_xlim(0, limit)
         axes.set_xlabel("TFLOP/s, and the factor over the rung below")
     return _png(figure)
+
+
+def round_sizes(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of sizes that fit tiles, or all where none does."""
+    fitting = rows[rows["size"] % _ROUND == 0]
+    return rows if fitting.empty else fitting
 
 
 def _panels(ladders: Ladders, height: float) -> tuple[Any, list[tuple[Any, str, pd.DataFrame]]]:

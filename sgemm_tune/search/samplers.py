@@ -171,11 +171,15 @@ class PoolTPESampler(PoolSampler):
 
     def propose(self, study: optuna.Study) -> Point | None:
         """As for every sampler; TPE makes notes on the trial it samples for, so it gets one of a copy."""
-        if not self.ledger.seen().all():
-            copy = optuna.create_study(sampler=self)
-            copy.add_trials(study.get_trials(deepcopy=False))
+        if self.ledger.seen().all():
+            return None
+        copy = optuna.create_study(sampler=self)
+        copy.add_trials(study.get_trials(deepcopy=False))
+        kept, self.ledger = self.ledger, Ledger(self.space)  # that of the study knows nothing of copies
+        try:
             return suggest(copy.ask(), self.space)
-        return None
+        finally:
+            self.ledger = kept
 
     def _completed(
         self, inner: TPESampler, study: optuna.Study, trial: FrozenTrial, draw: dict[str, Value]

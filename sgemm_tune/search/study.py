@@ -83,11 +83,12 @@ class Candidate:
     """A proposed configuration that this process works on.
 
     Attributes:
-        trial_id: the storage's number of `trial`.
+        trial_id: the storage's number of the trial.
+        number: that of the study.
     """
 
     trial_id: int
-    trial: Trial
+    number: int
     kernel: Kernel
 
 
@@ -174,13 +175,12 @@ class TuningStudy:
             StorageError: the storage cannot be used.
         """
         with self._storage.explained(), self._storage.in_a_row():
-            trial = candidate.trial
             if isinstance(outcome, Rejected):
-                trial.set_constraint(_VALID, 1.0)
+                Trial(self._study, candidate.trial_id).set_constraint(_VALID, 1.0)
             result = {"outcome": _encode(outcome), "row": row}
             self._storage.backend.set_trial_user_attr(candidate.trial_id, _RESULT, result)
             self._finish(candidate.trial_id, outcome)
-            self._mine.discard(trial.number)
+            self._mine.discard(candidate.number)
 
     def release(self) -> None:
         """Give up what this process still works on; the configurations will be proposed again.
@@ -218,10 +218,10 @@ class TuningStudy:
             user_attrs={_OWNER: self._token},
         )
         trial_id = self._storage.backend.create_new_trial(self._id, template)
-        trial = Trial(self._study, trial_id)
-        self._mine.add(trial.number)
-        self._ledger.opened(trial.number, point)
-        return Candidate(trial_id, trial, kernel_of(point))
+        number = self._ledger.known  # nobody else has made one since: that takes the turn
+        self._mine.add(number)
+        self._ledger.opened(number, point)
+        return Candidate(trial_id, number, kernel_of(point))
 
     def _has_room(self, budget: int) -> bool:
         def taken() -> int:

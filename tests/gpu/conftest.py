@@ -42,7 +42,7 @@ def _validated(path: Path, counts: dict[str, int], failures: list[str]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """With --validation PATH, a run of the GPU tests that skipped none is recorded there, failures by name."""
+    """With --validation PATH, a run of GPU tests that skipped none is recorded there, failures by name."""
     path = config.getoption("--validation")
     outcomes = ("passed", "failed", "error", "skipped")
     counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in outcomes}

@@ -12,10 +12,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay import Replay, Table, main, read_table, replay, summary
+from sgemm_tune.arch import ARCHS
+from sgemm_tune.kernel import ladder
+from sgemm_tune.problem import Precision
 from sgemm_tune.search.samplers import DEFAULT_SAMPLER
 from sgemm_tune.search.space import Point
+from sgemm_tune.search.study import point_of
 
 ROOT = Path(__file__).resolve().parents[2]
+EXHAUSTIVE = ROOT / "results" / "exhaustive_h200_4096.csv.gz"
 SHARED = ROOT.parent / "shared" / "replay"
 TABLES = ("clblast_sgemm_4096_rtx_3090.csv.gz", "clblast_sgemm_4096_rtx_titan.csv.gz")
 
@@ -110,6 +115,59 @@ def test_what_is_no_table_is_said_in_one_line(tmp_path: Path, capsys: pytest.Cap
         path.write_text(text, encoding="utf-8")
         assert main([str(path), "--seeds", "1"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_an_empty_cell_is_a_name_that_the_point_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "stages.csv"
+    path.write_text("stage,BM,BX,P,time_ms\none,8,,0.5,1\none,16,,,2\ntwo,,4,1,\n", encoding="utf-8")
+    table = read_table(path)
+    wanted: list[Point] = [
+        {"stage": "one", "BM": 8, "P": 0.5},
+        {"stage": "one", "BM": 16},
+        {"stage": "two", "BX": 4, "P": 1.0},
+    ]
+    assert list(table.space.points) == wanted
+    # whole numbers stay integers although pandas reads a column with empty cells as floats
+    kinds = [{name: type(value) for name, value in point.items()} for point in table.space.points]
+    assert kinds[1:] == [{"stage": str, "BM": int}, {"stage": str, "BX": int, "P": float}]
+    assert table.times[:2] == (1.0, 2.0)
+    assert math.isnan(table.times[2])
+    runs = [replay(table, name, 0, 10) for name in (DEFAULT_SAMPLER, "random", "exhaustive")]
+    assert all(run.to_99 is not None for run in runs)
+
+
+def test_rows_with_empty_cells_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, message in (
+        ("a,b,time_ms\n1,,2\n,1,2\n1,,3\n", "row 4 repeats a configuration"),
+        ("a,b,time_ms\n1,2,3\n,,2\n", "row 3 has no tunable's value"),
+    ):
+        path = tmp_path / "bad.csv"
+        path.write_text(text, encoding="utf-8")
+        assert main([str(path), "--seeds", "1"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_true_prediction_is_looked_up_at_once(table: Table) -> None:
+    known = [1e9 if math.isnan(time) else time for time in table.times]
+    assert replay(table, DEFAULT_SAMPLER, 0, 50, prior=known).to_99 in {1, 2}
+    with pytest.raises(ValueError, match="one time per point"):
+        replay(table, DEFAULT_SAMPLER, 0, 50, prior=known[1:])
+
+
+def test_the_exhaustive_table_is_every_legal_configuration() -> None:
+    """results/exhaustive_h200_4096.csv.gz belongs to the stages as they are declared."""
+    table = read_table(EXHAUSTIVE)
+    stages = [stage for stage in ladder() if stage.precision is Precision.FP32]
+    assert {tuple(sorted(point.items())) for point in table.space.points} == {
+        tuple(sorted(point_of(kernel).items())) for stage in stages for kernel in stage.legal(ARCHS["sm_90"])
+    }
+    assert sum(math.isnan(time) for time in table.times) == 14
+
+
+def test_goals_on_the_exhaustive_table() -> None:
+    measured = read_table(EXHAUSTIVE)
+    hits = [replay(measured, DEFAULT_SAMPLER, seed, 400).to_99 or 401 for seed in range(3)]
+    assert max(hits) <= 200
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -17,7 +17,7 @@ from sgemm_tune.errors import SgemmTuneError
 from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import DeviceInfo, Origin, Rejected, Status
 from sgemm_tune.problem import Precision, Problem
-from sgemm_tune.report.plots import spread, three_digits
+from sgemm_tune.report.plots import round_sizes, spread, three_digits
 from sgemm_tune.report.report import HOLE, Report, Section, Table, build_report
 from sgemm_tune.store.results import ResultsFile, Row, predicted_row, row
 from tests.stored import H200, Lower, Tensor, Upper, measurement, own_stages
@@ -305,3 +305,12 @@ def test_labels_keep_their_distance_and_order() -> None:
 )
 def test_rates_have_three_digits(rate: float, text: str) -> None:
     assert three_digits(rate) == text
+
+
+def test_the_picture_leaves_out_sizes_off_every_tile_where_there_are_others() -> None:
+    import pandas as pd
+
+    both = pd.DataFrame({"size": [1023, 1024, 4096, 4097]})
+    assert round_sizes(both)["size"].tolist() == [1024, 4096]
+    ragged = pd.DataFrame({"size": [1023, 4097]})
+    assert round_sizes(ragged)["size"].tolist() == [1023, 4097]
