@@ -34,11 +34,7 @@ class AsyncKernel(WarpTiledKernel):
 
     def rules(self) -> Rules:
         yield from self.warp_rules()
-        wm, wn = self.warp_tile
-        yield (
-            wm <= 4 * wn and wn <= 4 * wm,
-            "a warp tile more than 4 times as long as wide reads too many fragments for its sums",
-        )
+        yield from self.compact_rules()
         yield (
             128 <= self.MIN_BLOCKS * self.threads <= 512,
             "MIN_BLOCKS blocks must give each of the SM's 4 schedulers 1 to 4 warps",

@@ -109,6 +109,14 @@ class WarpTiledKernel(VectorKernel):
         yield divides(wm, self.BM), "a block tile is made of whole rows of warp tiles: WM must divide BM"
         yield divides(wn, self.BN), "a block tile is made of whole columns of warp tiles: WN must divide BN"
 
+    def compact_rules(self) -> Rules:
+        """Warp tiles that are no strips."""
+        wm, wn = self.warp_tile
+        yield (
+            wm <= 4 * wn and wn <= 4 * wm,
+            "a warp tile more than 4 times as long as wide reads too many fragments for its sums",
+        )
+
     def rules(self) -> Rules:
         yield from self.warp_rules()
         yield from super().rules()

@@ -94,11 +94,7 @@ class Tma(WarpTiledKernel):
 
     def rules(self) -> Rules:
         yield from self.warp_rules()
-        wm, wn = self.warp_tile
-        yield (
-            wm <= 4 * wn and wn <= 4 * wm,
-            "a warp tile more than 4 times as long as wide reads too many fragments for its sums",
-        )
+        yield from self.compact_rules()
         yield (
             self.MIN_BLOCKS * self.computing_threads == 256,
             "MIN_BLOCKS blocks must give each of the SM's 4 schedulers 2 computing warps",
