@@ -3,7 +3,8 @@
     python benchmarks/replay.py TABLE.csv.gz --seeds 20 --json
 
 A table has one column per tunable and then `time_ms`; a row without a time is a configuration that
-fails. A combination that is not in the table is no legal point. The search runs as in the product: an
+fails, and an empty cell a tunable that the configuration's stage does not have. A combination that is not in
+the table is no legal point. `replay_table.py` makes such tables. The search runs as in the product: an
 Optuna study, `make_sampler`, `suggest`, ask and tell, one configuration after another.
 
 An evaluation is one distinct configuration looked up, failing ones included. A seed that does not get
@@ -22,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: threads would only wait for one another
 
@@ -29,7 +31,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from sgemm_tune.search.space import Point, Space
+from sgemm_tune.search.space import Point, Space, Value
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,12 @@ class Replay:
 
 
 def read_table(path: Path) -> Table:
-    """Reads a table.
+    """Reads a table. Names whose cell is empty are absent from that row's point.
 
     Raises:
-        ValueError: there is no column `time_ms`, no tunable, no time at all, or a row twice.
+        OSError: it cannot be read.
+        ValueError: there is no column `time_ms`, no tunable, no time at all, a row without a value, or a
+            row twice.
     """
     import pandas as pd
 
@@ -85,14 +92,38 @@ def read_table(path: Path) -> Table:
     times = pd.to_numeric(frame["time_ms"], errors="coerce")
     if not (times > 0).any():
         raise ValueError(f"{path}: no row has a time")
-    points: list[Point] = [
-        {str(name): value for name, value in row.items()} for row in tunables.to_dict("records")
-    ]
+    if tunables.isna().all(axis=1).any():
+        raise ValueError(
+            f"{path}: row {int(tunables.isna().all(axis=1).argmax()) + 2} has no tunable's value"
+        )
+    points = _points(tunables)
     good = times.where(np.isfinite(times) & (times > 0))
     return Table(path.name, Space.of(points), tuple(float(t) for t in good))
 
 
-def replay(table: Table, sampler_name: str, seed: int, budget: int, ahead: int = 1) -> Replay:
+def _points(tunables: pd.DataFrame) -> list[Point]:
+    """A point per row. A column of whole numbers that has empty cells was read as one of floats."""
+    columns: dict[str, list[Value | None]] = {}
+    for name, column in tunables.items():
+        given = column.notna()
+        whole = column.dtype.kind == "f" and not given.all() and (column[given] % 1 == 0).all()
+        cells = zip(column.tolist(), given.tolist(), strict=True)
+        columns[str(name)] = [(int(value) if whole else value) if there else None for value, there in cells]
+    rows = zip(*columns.values(), strict=True)
+    return [
+        {name: value for name, value in zip(columns, row, strict=True) if value is not None} for row in rows
+    ]
+
+
+def replay(
+    table: Table,
+    sampler_name: str,
+    seed: int,
+    budget: int,
+    *,
+    ahead: int = 1,
+    prior: Sequence[float] | None = None,
+) -> Replay:
     """Searches the table once.
 
     Args:
@@ -101,13 +132,18 @@ def replay(table: Table, sampler_name: str, seed: int, budget: int, ahead: int =
         seed: the sampler's seed.
         budget: evaluations at most.
         ahead: how many trials are asked for before the oldest of them is told.
+        prior: a predicted time per point, for `make_sampler`; `model.py` has those of the static model.
+
+    Raises:
+        UnknownName: no sampler has this name.
+        ValueError: `prior` has another length than the table.
     """
     import optuna  # noqa: TID251
 
     from sgemm_tune.search.samplers import make_sampler, remaining, suggest
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = make_sampler(sampler_name, table.space, seed)
+    sampler = make_sampler(sampler_name, table.space, seed, prior)
     study = optuna.create_study(direction="minimize", sampler=sampler)
     best = np.nanmin(table.times)
     hits: dict[float, int] = {}
@@ -175,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         table = read_table(args.table)
         seeds = range(args.first_seed, args.first_seed + args.seeds)
-        runs = [replay(table, args.sampler, seed, args.budget, args.ahead) for seed in seeds]
+        runs = [replay(table, args.sampler, seed, args.budget, ahead=args.ahead) for seed in seeds]
     except (OSError, ValueError, SgemmTuneError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2

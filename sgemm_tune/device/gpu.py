@@ -180,14 +180,15 @@ class GpuDevice:
             if loaded is None and precision in tuned.baselines:
                 return tuned.baselines[precision]
             fixture = tuned.fixture
+            # launches are timed on the way: the timer then need not find out how long one takes
             fixture.restore()
-            self._launch(loaded, fixture.operands, precision)
+            once = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
             first = fixture.c_words().copy()
             fixture.restore()
-            # the second launch is timed on the way: the timer then need not find out how long one takes
-            elapsed = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
+            again = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
             check = self._harness.check(fixture, earlier=first)
-            check = replace(check, ms=elapsed())
+            # the shorter of two: of single ones, 9 in 4864 were disturbed and read up to 2.3 times too long
+            check = replace(check, ms=min(once(), again()))
             if loaded is None:
                 tuned.baselines[precision] = check
             else:

@@ -30,8 +30,9 @@ from sgemm_tune.problem import Precision, Problem
 
 ROUGH_MS = 0.5
 ROUGH_CUT = 1.2
-"""The launch that was timed while validating is good to some percent where it lasts longer than `ROUGH_MS`: a
-candidate that it shows to be this many times slower than the best so far is not timed further."""
+"""The launches that were timed while validating are good to some percent where they last longer than
+`ROUGH_MS`: a candidate that the shorter one shows to be this many times slower than the best so far is not
+timed further."""
 
 NORM_FACTOR = 8.0
 """How many times cuBLAS's own normwise error a candidate may have; a lower precision errs hundreds of times

