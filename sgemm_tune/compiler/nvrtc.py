@@ -19,8 +19,8 @@ from sgemm_tune.compiler.sources import SourceText, source_text
 from sgemm_tune.errors import CompileError, DeviceUnavailable
 from sgemm_tune.kernel import Kernel
 
-_KNOWS_NO_CACHE = (12, 9)
-"""The oldest NVRTC that was seen to take the option."""
+_CACHES_SINCE = (12, 9)
+"""The first NVRTC with a cache of its own (its user guide, "Caching"), and the option to do without."""
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STATIC_SMEM = re.compile(r"(\d+) bytes smem")
@@ -94,7 +94,7 @@ def options(target: str, defines: tuple[str, ...]) -> tuple[str, ...]:
         "--std=c++17",
         "--device-as-default-execution-space",
         "--ptxas-options=-v",
-        *(("--no-cache",) if _nvrtc().getVersion() >= _KNOWS_NO_CACHE else ()),
+        *(("--no-cache",) if _nvrtc().getVersion() >= _CACHES_SINCE else ()),
         *defines,
     )
 
