@@ -206,9 +206,9 @@ class _ProblemSearch:
             kept = f"{self._done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error
         finally:
-            self._flush_rows()
             with suppress(StorageError):  # whoever opens the study next settles it
                 self._study.release()
+            self._flush_rows()
 
     def _feed(self, pipeline: Pipeline[Candidate], ahead: int) -> Stop:
         more = True

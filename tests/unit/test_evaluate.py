@@ -215,3 +215,8 @@ def test_finalists_of_different_problems_are_not_compared() -> None:
 
 def test_nothing_to_compare_is_nothing() -> None:
     assert compare(FakeDevice(Script()), []) == []
+
+
+def test_a_normwise_error_that_is_no_number_never_passes() -> None:
+    with patch.object(FakeDevice, "check_tuned", side_effect=[RIGHT, replace(RIGHT, norm_error=math.nan)]):
+        assert "normwise" in rejected(evaluate(FakeDevice(Script()), request())).reason
