@@ -101,8 +101,7 @@ def _why_none(proposed: int, precision: Precision) -> tuple[Status, str]:
 def _timed(device: Device, request: Request, runs: Sequence[Any], slowest_ms: float) -> tuple[Timing, bool]:
     """(as many passes as `max_samples` and `max_seconds` allow, whether the GPU throttled to the end)."""
     policy = request.policy
-    per_pass = len(runs) * 1e-3 * max(slowest_ms, policy.sample_ms)
-    samples = max(policy.probe, min(policy.max_samples, int(policy.max_seconds / per_pass)))
+    samples = min(policy.max_samples, policy.affordable(len(runs), slowest_ms))
     for _ in range(policy.retries + 1):
         timing = device.time(runs, request.problem, request.kernel.precision, policy, samples)
         throttled = bool(device.telemetry().throttle)

@@ -77,7 +77,7 @@ def evaluate(device: Device, request: Request) -> Outcome:
         return _measurement(request, device, probe, None, accuracy, early_cut=True)
     first: Timing | None = None
     if best < math.inf:
-        first = device.time([loaded, CUBLAS], *run, policy.race)
+        first = device.time([loaded, CUBLAS], *run, min(policy.race, policy.affordable(2, probe.median)))
         own, baseline = first.runs
         if own.median * (1 - 2 * _standard_error(own)) > policy.race_cut * best:
             return _measurement(request, device, own, baseline, accuracy, early_cut=True)
@@ -241,9 +241,7 @@ def _settled(
     cuBLAS, whose samples scatter more, would triple what a trial takes; the last round waits for all.
     """
     slowest = max((samples.median for samples in pilot.runs if samples.median > 0), default=0.0)
-    per_pass = len(runs) * 1e-3 * max(slowest, policy.sample_ms)
-    affordable = max(policy.probe, int(policy.max_seconds / per_pass))
-    most = min(policy.max_samples, affordable)
+    most = min(policy.max_samples, policy.affordable(len(runs), slowest))
     timing = begun or Timing(tuple(Samples(()) for _ in runs))
     while True:
         taken = len(timing.runs[0].ms)

@@ -55,6 +55,11 @@ class Policy:
     retries: int = 1
     spill_limit: int = 64
 
+    def affordable(self, runs: int, slowest_ms: float) -> int:
+        """Passes over so many runs that `max_seconds` allows, where none takes longer than `slowest_ms`."""
+        per_pass = runs * 1e-3 * max(slowest_ms, self.sample_ms)
+        return max(self.probe, int(self.max_seconds / per_pass))
+
     @property
     def cache(self) -> str:
         """`cold` or `warm`, as stored with every number."""

@@ -26,7 +26,7 @@ FFMA_CYCLES_PLACED = 1.14
 product goes back and forth, so that operands are reused at the turns. Both such ORDERs measure alike."""
 
 FFMA_CYCLES_APART = 1.09
-"""The same where other warps copy: 1.05 to 1.10 were counted in the SASS of tma; nothing was measured yet."""
+"""The same where other warps copy: 1.05 to 1.10 were counted in the SASS of tma, before it first ran."""
 
 ROW_BY_ROW = 0
 """The ORDER of an outer product that does not."""

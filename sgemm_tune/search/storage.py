@@ -39,18 +39,18 @@ class Storage:
         backend: what Optuna works with.
         name: for messages; a password in a URL is hidden.
         turn: whose lock a process holds while it proposes a trial (see `files.locked`).
-        journal: the journal's file, whose turn is that of its appends; None where the storage is none.
+        is_journal: it is a journal file, whose turn is also that of its appends.
     """
 
     backend: optuna.storages.BaseStorage
     name: str
     turn: Path
-    journal: Path | None = None
+    is_journal: bool = False
 
     @contextlib.contextmanager
     def in_a_row(self) -> Iterator[None]:
         """Several steps for which other processes wait once instead of once a step."""
-        with locked(self.journal) if self.journal else contextlib.nullcontext():
+        with locked(self.turn) if self.is_journal else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ def open_storage(where: str | Path, results_dir: Path) -> Storage:
     with _explained(name):
         if "://" not in text or text.startswith("journal://"):
             path = Path(text.removeprefix("journal://")).absolute()
-            return Storage(_open_journal(path), name, path, path)
+            return Storage(_open_journal(path), name, path, is_journal=True)
         if text.startswith("redis"):
             journal = optuna.storages.journal.JournalRedisBackend(text)
             return Storage(optuna.storages.JournalStorage(journal), name, _turn_of(text, results_dir))

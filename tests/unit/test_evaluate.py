@@ -220,3 +220,11 @@ def test_nothing_to_compare_is_nothing() -> None:
 def test_a_normwise_error_that_is_no_number_never_passes() -> None:
     with patch.object(FakeDevice, "check_tuned", side_effect=[RIGHT, replace(RIGHT, norm_error=math.nan)]):
         assert "normwise" in rejected(evaluate(FakeDevice(Script()), request())).reason
+
+
+def test_a_race_stays_within_its_seconds() -> None:
+    slow = Problem(65536, 65536, 65536)
+    script = Script(ms={str(KERNEL): 9200.0})
+    policy = Policy(max_seconds=20.0)
+    found = measured(evaluate(FakeDevice(script), request(problem=slow, policy=policy, best_ms=9000.0)))
+    assert (found.early_cut, found.samples) == (True, policy.probe)
