@@ -8,7 +8,7 @@ the arguments and the seed: what is kept between calls only saves time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,11 @@ class SurrogateSearch:
         self._best = 0.0
 
     def propose(
-        self, results: Mapping[int, float], under_way: Sequence[int], free: Flags, rng: np.random.Generator
+        self,
+        results: Mapping[int, float],
+        under_way: Sequence[int],
+        free: Flags,
+        chance: Callable[[], np.random.Generator],
     ) -> int:
         """The place of the next point.
 
@@ -54,20 +58,18 @@ class SurrogateSearch:
             results: time by place, in the order of the trials; NaN where the candidate failed.
             under_way: places whose results are still to come.
             free: shape (points,), which may be proposed; at least one.
-            rng: source of chance for this proposal.
+            chance: makes the source of chance for this proposal, which most of them do without.
         """
         waiting = [place for place in under_way if place not in results]
         if len(results) + len(waiting) < _START or len(results) < _START // 2:
-            return self._spread(np.array([*results, *waiting], dtype=np.intp), free, rng)
-        places = np.array(list(results), dtype=np.intp)
-        times = np.array(list(results.values()))
-        posterior = self._updated(places, times, waiting)
+            return self._spread(np.array([*results, *waiting], dtype=np.intp), free, chance())
+        posterior = self._updated(results, waiting)
         choices = np.flatnonzero(free[posterior.among])
         if not len(choices):
-            return int(rng.choice(np.flatnonzero(free)))
+            return int(chance().choice(np.flatnonzero(free)))
         if self._mean is None or self._mean_of != (posterior, len(results)):
-            target = _targets(times)
-            told = dict(zip(places.tolist(), target.tolist(), strict=True))
+            target = _targets(np.array(list(results.values())))
+            told = dict(zip(results, target.tolist(), strict=True))
             given = np.array([told.get(place, math.nan) for place in posterior.points])
             # what is under way changes the variance alone, so the mean stands until there is a new result
             self._mean, self._best = posterior.mean(given), float(target.min())
@@ -97,30 +99,33 @@ class SurrogateSearch:
             nearest = np.minimum(nearest, gap)
         return int(drawn[np.argmax(nearest)])
 
-    def _updated(self, places: Ints, times: Floats, waiting: Sequence[int]) -> Posterior:
+    def _updated(self, results: Mapping[int, float], waiting: Sequence[int]) -> Posterior:
         """The posterior with all results and points under way, fitted anew where an epoch begins."""
-        epoch = _epoch(len(places))
-        known = {*places.tolist(), *waiting}
-        stale = self._posterior is None or not known.issuperset(self._posterior.points)
+        epoch = _epoch(len(results))
+        known = [*results, *waiting]
+        stale = self._posterior is None or not set(known).issuperset(self._posterior.points)
         if stale or epoch != self._epoch:
-            self._posterior, self._epoch = self._fitted(places[:epoch], times[:epoch]), epoch
+            self._posterior, self._epoch = self._fitted(results, epoch, waiting), epoch
         posterior = self._posterior
         assert posterior is not None
-        have = {*posterior.points, *self._left_out}
-        for place in [*places.tolist(), *waiting]:
+        have = self._left_out.union(posterior.points)
+        for place in known:
             if place not in have:
                 posterior.add(place)
         return posterior
 
-    def _fitted(self, places: Ints, times: Floats) -> Posterior:
-        target = _targets(times)
+    def _fitted(self, results: Mapping[int, float], epoch: int, waiting: Sequence[int]) -> Posterior:
+        """A posterior with all of them; its lengths and what it predicts follow from the first `epoch`."""
+        places = np.array([*results, *waiting], dtype=np.intp)
+        old, since = places[:epoch], places[epoch:]
+        target = _targets(np.array(list(results.values()))[:epoch])
         few = _sample(target, _FIT_AMONG)
-        hyper = fit_hyper(self._encoded, places[few], target[few])
+        hyper = fit_hyper(self._encoded, old[few], target[few])
         pool = Pool(self._encoded, hyper)
-        among = self._focus(pool, hyper, places[few], target[few])
-        kept = _sample(target, _KEPT)
-        self._left_out = set(places.tolist()) - set(places[kept].tolist())
-        return Posterior(pool, hyper, among, places[kept])
+        among = self._focus(pool, hyper, old[few], target[few])
+        kept = old[_sample(target, _KEPT)]
+        self._left_out = set(old.tolist()) - set(kept.tolist())
+        return Posterior(pool, hyper, among, np.concatenate([kept, since]))
 
     def _focus(self, pool: Pool, hyper: Hyper, places: Ints, target: Floats) -> Ints:
         """The most promising points: those whose time could be lowest, two deviations below the mean."""

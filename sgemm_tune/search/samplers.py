@@ -138,7 +138,8 @@ class SurrogateSampler(PoolSampler):
             for _, (place, time) in sorted(finished.items()):
                 if not math.isnan(time) or place not in self._results:
                     self._results[place] = time
-        return self._search.propose(self._results, list(self.ledger.open.values()), free, self._rng(trial))
+        under_way = list(self.ledger.open.values())
+        return self._search.propose(self._results, under_way, free, lambda: self._rng(trial))
 
 
 class PoolTPESampler(PoolSampler):

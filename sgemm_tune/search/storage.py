@@ -30,6 +30,8 @@ from sgemm_tune.store.files import append_lines, locked
 _LOCKED_SECONDS = 60
 """How long SQLite waits for another process before it says that the database is locked."""
 
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -95,7 +97,7 @@ def _open_journal(path: Path) -> optuna.storages.JournalStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path):
         _mend(path)
-        backend = _Journal(str(path))
+        backend = _Journal(path)
     try:
         return optuna.storages.JournalStorage(backend)
     except (KeyError, TypeError, AttributeError) as error:
@@ -130,20 +132,23 @@ def _open_database(url: str, name: str, results_dir: Path) -> Storage:
 class _Journal(JournalFileBackend):  # type: ignore[misc]  # mypy does not follow Optuna
     """Optuna's journal format; appended under a lock that dies with its holder, torn tails moved aside."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.path = path
+
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        path = Path(self._file_path)
-        lines = [json.dumps(log, separators=(",", ":")) for log in logs]
+        lines = [_to_json(log) for log in logs]
         # a trial's steps survive a kill anyway; the disk is waited for where one ends
         ends = any(TrialState(log["state"]).is_finished() for log in logs if "state" in log)
-        with locked(path):
-            append_lines(path, lines, durably=ends)
+        with locked(self.path):
+            append_lines(self.path, lines, durably=ends)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         try:
             yield from super().read_logs(log_number_from)
         except ValueError as error:
             raise StorageError(
-                f"{self._file_path} is damaged: line {_bad_line(Path(self._file_path))} is no JSON: "
+                f"{self.path} is damaged: line {_bad_line(self.path)} is no JSON: "
                 "delete that line, or move the file away to start anew"
             ) from error
 

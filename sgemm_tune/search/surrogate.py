@@ -3,8 +3,8 @@
 The model predicts the logarithm of a time, because effects on a kernel's time multiply: halving the
 work per load does so for slow and fast neighbours alike. Its covariance is a product over the names,
 `prod_d exp(-distance_d / length_d)`: two points are alike as far as every name's values are alike, and
-a name that does not matter gets a great length. Because values come from short lists, everything is
-looked up in small tables; no exponential is computed per point of the pool.
+a name that does not matter gets a great length. Because values come from short lists, distances are looked
+up in small tables, all names' at once by a matrix product.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from sgemm_tune.search.space import Space, Value
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
-_Numbers = TypeVar("_Numbers", Floats, Singles)
 
 ABSENT = -1
 """The code of a name that a point does not have."""
@@ -31,7 +30,6 @@ _FIT_STEPS = 30
 _LENGTH_PRIOR = (1.0, 1.0)  # of log length: mean, standard deviation; distances span 0 to 1
 _NOISE_PRIOR = (math.log(1e-2), 1.0)  # of log (noise variance / signal variance)
 _SIGNAL_PRIOR = (0.0, 1.5)  # of log signal variance; targets are standardised
-_GROUP_LEVELS = 1024  # joint levels that one lookup table may have
 _LEAST_NOISE = 1e-4  # of the signal's variance: correlations are single precision
 _JITTER = 1e-8
 
@@ -47,6 +45,12 @@ class Encoded:
 
     codes: Ints
     distances: tuple[Floats, ...]
+
+    @cached_property
+    def levels(self) -> Singles:
+        """A 1 at each value that a point has, the names' tables side by side; shape (points, values)."""
+        names = enumerate(self.distances)
+        return np.hstack([np.eye(len(table), dtype=np.float32)[self.codes[:, d]] for d, table in names])
 
     def with_prior(self, prior: Sequence[float], levels: int = 32) -> Encoded:
         """The same points with one more column: the rank of a predicted time, cut into equal shares.
@@ -160,7 +164,7 @@ def _negative_evidence(gaps: Floats, target: Floats, theta: Floats) -> tuple[flo
     inverse = np.linalg.inv(cov)
     rest = target - inverse.sum(0) @ target / inverse.sum()
     weight = inverse @ rest
-    loss = 0.5 * rest @ weight + 0.5 * np.linalg.slogdet(cov)[1]
+    loss = 0.5 * rest @ weight + np.log(np.diag(np.linalg.cholesky(cov))).sum()
     pull = inverse - np.outer(weight, weight)
     slope = np.empty(dims + 2)
     slope[:dims] = 0.5 * signal * rates * np.tensordot(gaps, pull * alike, 2)
@@ -170,38 +174,26 @@ def _negative_evidence(gaps: Floats, target: Floats, theta: Floats) -> tuple[flo
 
 
 class Pool:
-    """Covariances of one point with many, by lookup.
+    """Correlations of points of the pool, in [0, 1].
 
-    Names are joined into groups with at most `_GROUP_LEVELS` joint levels, so that a row of the
-    covariance costs one lookup per group and point of the pool.
+    `levels` has a 1 at each value of a point, so that `levels @ gaps @ levels.T`, with every name's table on
+    the diagonal of `gaps`, looks up the distances of all names and adds them up.
     """
 
     def __init__(self, encoded: Encoded, hyper: Hyper) -> None:
-        self._groups: list[tuple[Ints, list[int]]] = []
-        self._codes = encoded.codes
-        self._tables = [
-            np.exp(-t / length).astype(np.float32)
-            for t, length in zip(encoded.distances, hyper.lengths, strict=True)
-        ]
-        joint, names, levels = np.zeros(len(encoded.codes), dtype=np.intp), list[int](), 1
-        for d, table in enumerate(self._tables):
-            if names and levels * len(table) > _GROUP_LEVELS:
-                self._groups.append((joint, names))
-                joint, names, levels = np.zeros_like(joint), [], 1
-            joint = joint * len(table) + encoded.codes[:, d] % len(table)  # ABSENT takes the last place
-            names, levels = [*names, d], levels * len(table)
-        self._groups.append((joint, names))
+        self.levels = encoded.levels
+        self._gaps = np.zeros((self.levels.shape[1],) * 2, dtype=np.float32)
+        start = 0
+        for table, length in zip(encoded.distances, hyper.lengths, strict=True):
+            here = slice(start, start + len(table))
+            self._gaps[here, here] = -table / length
+            start += len(table)
 
-    def rows(self, points: Ints, among: Ints) -> Singles:
-        """Correlations of some points of the pool with the points `among`, in [0, 1]; shape (n, m)."""
-        out = np.ones((len(points), len(among)), dtype=np.float32)
-        for joint, names in self._groups:
-            table = np.ones((len(points), 1), dtype=np.float32)
-            for d in names:
-                rows = self._tables[d][self._codes[points, d]]
-                table = (table[:, :, None] * rows[:, None, :]).reshape(len(points), -1)
-            out *= np.take(table, joint[among], axis=1)
-        return out
+    def rows(self, points: Ints, levels: Singles) -> Singles:
+        """Of some points with those whose rows of the attribute are `levels`; shape (n, m)."""
+        gaps: Singles = self.levels[points] @ self._gaps
+        out: Singles = gaps @ levels.T
+        return np.exp(out, out=out)
 
 
 class Posterior:
@@ -219,31 +211,32 @@ class Posterior:
         self.among = among
         self.points: list[int] = points.tolist()
         self._pool, self._signal = pool, hyper.signal
+        self._levels = pool.levels[among]
         self._noise = max(hyper.noise, _LEAST_NOISE) * hyper.signal
-        n = len(points)
-        cov = self._signal * pool.rows(points, points).astype(np.float64)
-        cov[np.diag_indices(n)] += self._noise
-        self._factor = np.zeros((2 * n, 2 * n))  # inverse of the Cholesky factor of the covariance
-        self._factor[:n, :n] = np.linalg.inv(np.linalg.cholesky(cov))
-        self._white = np.zeros((2 * n, len(among)), dtype=np.float32)
-        scaled = (self._signal * self._factor[:n, :n]).astype(np.float32)
-        np.matmul(scaled, pool.rows(points, among), out=self._white[:n])
-        self.variance = self._signal - np.square(self._white[:n]).sum(0, dtype=np.float64)
+        cov = self._signal * pool.rows(points, pool.levels[points]).astype(np.float64)
+        cov[np.diag_indices(len(points))] += self._noise
+        self._factor = np.linalg.inv(np.linalg.cholesky(cov))
+        scaled = (self._signal * self._factor).astype(np.float32)
+        self._white = scaled @ pool.rows(points, self._levels)
+        self.variance = self._signal - np.square(self._white).sum(0, dtype=np.float64)
 
     def add(self, point: int) -> None:
         """Takes one more point as given; costs O(n^2 + n m)."""
         n = len(self.points)
         if n == len(self._factor):
             self._grow(2 * n)
-        factor = self._factor[:n, :n]
-        here = np.array([point])
-        known = self._pool.rows(here, np.array(self.points, dtype=np.intp))[0].astype(np.float64)
-        left = _apply(factor, self._signal * known)
+        factor, here = self._factor[:n, :n], np.array([point])
+        predicted = np.flatnonzero(self.among == point)
+        if len(predicted):  # whitened already
+            left = self._white[:n, predicted[0]].astype(np.float64)
+        else:
+            known = self._pool.rows(here, self._pool.levels[self.points])[0]
+            left = factor @ (self._signal * known.astype(np.float64))
         pivot = math.sqrt(max(self._signal + self._noise - float(left @ left), self._noise))
-        self._factor[n, :n] = _apply(factor.T, left) / -pivot
+        self._factor[n, :n] = left @ factor / -pivot
         self._factor[n, n] = 1 / pivot
-        row = np.float32(self._signal) * self._pool.rows(here, self.among)[0]
-        row -= _apply(self._white[:n].T, left.astype(np.float32))
+        row = np.float32(self._signal) * self._pool.rows(here, self._levels)[0]
+        row -= left.astype(np.float32) @ self._white[:n]
         row /= np.float32(pivot)
         self._white[n] = row
         self.variance -= np.square(row, dtype=np.float64)
@@ -259,8 +252,8 @@ class Posterior:
         n = len(self.points)
         factor = self._factor[:n, :n]
         open_ = np.isnan(target)
-        whitened = _apply(factor, np.where(open_, 0.0, target))
-        ones = _apply(factor, np.where(open_, 0.0, 1.0))
+        whitened = factor @ np.where(open_, 0.0, target)
+        ones = factor @ np.where(open_, 0.0, 1.0)
         if open_.any():
             # what the missing targets could explain is projected out, so that results alone speak
             part = factor[:, open_]
@@ -270,7 +263,7 @@ class Posterior:
         weight = float(ones @ ones)
         level = float(ones @ whitened) / weight if weight > 0 else 0.0
         rest = (whitened - level * ones).astype(np.float32)
-        return level + _apply(self._white[:n].T, rest).astype(np.float64)
+        return level + (rest @ self._white[:n]).astype(np.float64)
 
     def _grow(self, capacity: int) -> None:
         n = len(self.points)
@@ -278,9 +271,3 @@ class Posterior:
         self._factor = np.zeros((capacity, capacity))
         self._white = np.zeros((capacity, len(self.among)), dtype=np.float32)
         self._factor[:n, :n], self._white[:n] = factor[:n, :n], white[:n]
-
-
-def _apply(matrix: _Numbers, vector: _Numbers) -> _Numbers:
-    """matrix @ vector without BLAS, whose threads wait for one another while compilers hold the cores."""
-    product: _Numbers = np.einsum("ij,j->i", matrix, vector)
-    return product

@@ -82,8 +82,7 @@ def append_lines(
     """
     data = "".join(f"{line}\n" for line in lines).encode("utf-8")
     with _explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+", buffering=0) as file:
+        with _open_to_append(path) as file:
             data = _mend_tail(path, file, is_whole) + data
             before = os.fstat(file.fileno()).st_size
             try:
@@ -140,6 +139,15 @@ def _lock_at(beside: Path, process: int) -> BaseFileLock:
     from filelock import FileLock
 
     return FileLock(beside)
+
+
+def _open_to_append(path: Path) -> RawIOBase:
+    """The file at `path`, made with its folders where it is missing."""
+    try:
+        return path.open("ab+", buffering=0)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab+", buffering=0)
 
 
 def split_tail(text: str) -> tuple[str, str]:

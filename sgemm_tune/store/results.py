@@ -238,4 +238,7 @@ def _text(value: Value) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.9g}"
-    return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    text = str(value)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(text.split())

@@ -54,12 +54,15 @@ def test_posterior_is_the_textbook_one_and_grows_to_it() -> None:
     table = Pool(encoded, HYPER)
     at_once = Posterior(table, HYPER, among, index)
     grown = Posterior(table, HYPER, among, index[:4])
+    mean, variance = textbook(encoded, index, target, among)
+    others = np.setdiff1d(among, index[9:])  # some of the points are not among those that are predicted
+    partly = Posterior(table, HYPER, others, index[:4])
     for place in index[4:]:
         grown.add(int(place))
-    mean, variance = textbook(encoded, index, target, among)
-    for posterior in (at_once, grown):
-        np.testing.assert_allclose(posterior.mean(target), mean, atol=1e-4)
-        np.testing.assert_allclose(posterior.variance, variance, atol=1e-4)
+        partly.add(int(place))
+    for posterior in (at_once, grown, partly):
+        np.testing.assert_allclose(posterior.mean(target), mean[posterior.among], atol=1e-4)
+        np.testing.assert_allclose(posterior.variance, variance[posterior.among], atol=1e-4)
 
 
 def test_results_under_way_change_the_variance_alone() -> None:
@@ -75,13 +78,12 @@ def test_results_under_way_change_the_variance_alone() -> None:
     np.testing.assert_allclose(posterior.variance, variance, atol=1e-4)
 
 
-def test_lookup_in_several_groups_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correlations_are_the_product_over_the_names() -> None:
     encoded = pool()
     index, _ = given(encoded, 10)
     among = np.arange(len(encoded.codes))
-    whole = Pool(encoded, HYPER).rows(index, among)
-    monkeypatch.setattr(surrogate, "_GROUP_LEVELS", 8)
-    np.testing.assert_allclose(Pool(encoded, HYPER).rows(index, among), whole, rtol=1e-5)
+    found = Pool(encoded, HYPER).rows(index, encoded.levels[among])
+    np.testing.assert_allclose(found, covariance(encoded, index, among) / HYPER.signal, rtol=1e-5)
 
 
 def test_the_slope_is_that_of_the_evidence() -> None:
@@ -150,7 +152,7 @@ def test_points_under_way_push_the_next_ones_apart() -> None:
             free = np.ones(len(times), dtype=np.bool_)
             free[[*results, *batch]] = False
             waiting = batch if informed else []
-            batch.append(search.propose(results, waiting, free, np.random.default_rng(0)))
+            batch.append(search.propose(results, waiting, free, lambda: np.random.default_rng(0)))
         pairs = itertools.combinations(encoded.codes[batch], 2)
         return float(np.mean([(left != right).sum() for left, right in pairs]))
 
