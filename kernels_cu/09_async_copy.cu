@@ -69,5 +69,5 @@ sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, co
     multiply_async<BM, BN, BK, STAGES, THREADS, ORDER>(sums, patch, ring, K,
                                                        A + static_cast<long long>(tile.row) * lda, lda,
                                                        tile.rows_inside, B + tile.col, ldb, tile.cols_inside);
-    patch.write(sums, C, ldc, tile, alpha, beta);
+    write_async(sums, patch, ring, C, ldc, tile, alpha, beta);
 }

@@ -7,7 +7,8 @@
 //   - the last wave: 3072 x 3072 has 288 tiles of 128 x 256: 2.2 waves that take 3 (0.73 of the SMs busy); split
 //     by 4 they are 1152 shorter blocks: 8.7 waves that take 9 (0.97).
 // It costs an exchange of the tile's sums, BM * BN floats written to shared memory and read once.
-// Tiles go down to 32 x 32, and the width of the raster's groups (tile_of_block) is a tunable.
+// Tiles go down to 32 x 32, and the width of the raster's groups (tile_of_block) is a tunable. With PACKED, an
+// instruction makes two FFMAs: no more of them per clock, but half the issue slots are left to loads and copies.
 //
 //   cluster of SPLIT_K = 2      K ->                  shared memory of each             C
 //   block 0: tiles of K    [0 1 2 . . .]   sums   ->  +-------+ partial 0   rank 0  ->  +-------+ upper rows
@@ -17,7 +18,7 @@
 // Block, warp and lane are as in 06, the loop is that of 09.
 //
 // Precision: fp32 (FFMA, summed in the order of K; with SPLIT_K > 1 share by share, then the shares in order).
-// Architectures: sm_80 and newer; SPLIT_K > 1 needs clusters: sm_90 and newer.
+// Architectures: sm_80 and newer; SPLIT_K > 1 needs clusters: sm_90 and newer; PACKED needs FFMA2: sm_100 and sm_103.
 #include "common/async_tile.cuh"
 
 constexpr int BM = TUNE_BM;                       // rows of C per block
@@ -30,6 +31,7 @@ constexpr int STAGES = TUNE_STAGES;               // buffers of the ring
 constexpr int MIN_BLOCKS = TUNE_MIN_BLOCKS;       // blocks per SM that the registers must allow
 constexpr int GROUP = TUNE_GROUP;                 // tile rows that are walked column by column
 constexpr int SPLIT_K = TUNE_SPLIT_K;             // blocks that share a tile
+constexpr int PACKED = TUNE_PACKED;               // whether an instruction makes two FFMAs: see outer_product
 constexpr int LANES_N = WARP / LANES_M;
 constexpr int WM = LANES_M * TM;                  // rows of C per warp
 constexpr int WN = LANES_N * TN;                  // columns of C per warp
@@ -87,7 +89,8 @@ __device__ __forceinline__ void write_reduced(const Patch &patch, const float (&
     sync_cluster();
 
     float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
-    bool aligned = rows_are_aligned<VECTOR>(c_tile, ldc);
+    bool vectors = rows_are_aligned<VECTOR>(c_tile, ldc) && tile.cols_inside % VECTOR == 0;
+    Exchange<Patch> exchange(patch);
     for (int piece = rank; piece < PIECES; piece += SPLIT_K) {
         float sum[VECTOR][VECTOR];                // of the piece, row by row
 #pragma unroll
@@ -110,13 +113,31 @@ __device__ __forceinline__ void write_reduced(const Patch &patch, const float (&
                 sum[1][n] = column.x, sum[0][n] = column.y, sum[3][n] = column.z, sum[2][n] = column.w;
             }
         }
-        int row = patch.row + piece / PIECES_N * Patch::ROW_STEP;
-        int col = patch.col + piece % PIECES_N * Patch::COL_STEP;
+        int down = piece / PIECES_N * Patch::ROW_STEP;
+        int right = piece % PIECES_N * Patch::COL_STEP;
+        if (vectors) {
 #pragma unroll
-        for (int m = 0; m < VECTOR; ++m)
-            if (row + m < tile.rows_inside)
-                write_c_vector(c_tile + static_cast<long long>(row + m) * ldc + col, sum[m], tile.cols_inside - col,
-                               aligned, alpha, beta);
+            for (int m = 0; m < VECTOR; ++m)
+                if (patch.row + down + m < tile.rows_inside && patch.col + right < tile.cols_inside)
+                    write_c_vector(c_tile + static_cast<long long>(patch.row + down + m) * ldc + patch.col + right,
+                                   sum[m], VECTOR, true, alpha, beta);
+        } else {
+            // Exchanged where this thread's partial sums of the piece were: no other thread of the cluster reads those.
+            float4 *rows = partial + piece * VECTOR * THREADS;
+#pragma unroll
+            for (int m = 0; m < VECTOR; ++m) rows[m * THREADS] = pack(sum[m]);
+            __syncwarp();
+            const float *taken = reinterpret_cast<const float *>(rows - exchange.lane) + exchange.lane;
+            float out[VECTOR][VECTOR];            // the i-th float of each of 4 rows
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i)
+#pragma unroll
+                for (int m = 0; m < VECTOR; ++m) out[i][m] = alpha * taken[m * THREADS * VECTOR + i * WARP];
+            int row = exchange.row + down;
+            int col = exchange.col + right;
+            exchange.template write<1, 0>(out, c_tile + static_cast<long long>(row) * ldc + col, ldc,
+                                          tile.rows_inside - row, tile.cols_inside - col, beta);
+        }
     }
     sync_cluster();                               // a block that has ended has no shared memory to read
 }
@@ -137,11 +158,11 @@ sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, co
     LanePatch<WM, WN, TM, TN, LANES_M, WARPS_N> patch;
     float *ring = reinterpret_cast<float *>(shared_memory);
     float sums[TM][TN] = {};
-    multiply_async<BM, BN, BK, STAGES, THREADS, SERPENTINE_COLUMNS>(
+    multiply_async<BM, BN, BK, STAGES, THREADS, SERPENTINE_COLUMNS, PACKED>(
         sums, patch, ring, K, A + static_cast<long long>(tile.row) * lda + k_begin, lda, tile.rows_inside,
         B + static_cast<long long>(k_begin) * ldb + tile.col, ldb, tile.cols_inside);
     if constexpr (SPLIT_K > 1)
         write_reduced(patch, sums, rank, shared_memory, C, ldc, tile, alpha, beta);
     else
-        patch.write(sums, C, ldc, tile, alpha, beta);
+        write_async(sums, patch, ring, C, ldc, tile, alpha, beta);
 }

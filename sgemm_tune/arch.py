@@ -71,6 +71,15 @@ class Arch:
         digits = self.name.removeprefix("sm_")
         return int(digits[:-1]), int(digits[-1])
 
+    @property
+    def packed_ffma(self) -> bool:
+        """Whether one instruction makes two FFMAs (FFMA2).
+
+        PTX has `fma.rn.f32x2` from sm_100 on, but NVRTC 12.9, 13.0 and 13.5 make two FFMAs of it for sm_110,
+        sm_120 and sm_121.
+        """
+        return self.capability[0] == 10
+
     def fp32_peak_tflops(self, sms: int, mhz: float) -> float:
         """FFMA peak in TFLOP/s of `sms` multiprocessors at `mhz`."""
         return sms * self.fp32_lanes * 2 * mhz * 1e-6

@@ -15,14 +15,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import PurePath
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 from sgemm_tune.arch import THREADS_PER_BLOCK, WARP, Arch
-from sgemm_tune.errors import IllegalConfiguration, UnknownName
+from sgemm_tune.declare import Traits as Traits  # noqa: PLC0414  (stages find all of it here)
+from sgemm_tune.declare import tune as tune  # noqa: PLC0414
+from sgemm_tune.errors import IllegalConfiguration
 from sgemm_tune.problem import Precision, Problem
+from sgemm_tune.registry import ladder as ladder  # noqa: PLC0414
+from sgemm_tune.registry import register as register  # noqa: PLC0414
+from sgemm_tune.registry import stage_named as stage_named  # noqa: PLC0414
+from sgemm_tune.registry import suited as suited  # noqa: PLC0414
 
 Rules = Iterator[tuple[bool, str]]
 """What `Kernel.rules` yields: (holds, message), the message word for word that of the static_assert."""
@@ -31,50 +37,9 @@ DEFINE_PREFIX = "TUNE_"
 ENTRY_POINT = "sgemm"
 
 
-def tune(*choices: int, default: int | None = None) -> Any:
-    """A tunable: its admissible values, and the one that an instance has where none is given.
-
-    Raises:
-        ValueError: no choices, repeated ones, or a default that is not among them.
-    """
-    chosen = choices[0] if choices and default is None else default
-    if not choices or len(set(choices)) != len(choices) or chosen not in choices:
-        raise ValueError(
-            f"a tunable needs distinct choices with the default among them, not {choices}, {default}"
-        )
-    return field(default=chosen, metadata={"choices": choices})
-
-
 def ceil_div(a: int, b: int) -> int:
     """The smallest whole number of b's that covers a."""
     return -(-a // b)
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a stage's code does that its geometry does not tell. Only the static model reads it.
-
-    Attributes:
-        vector: floats per load, from global and from shared memory.
-        shared: the inner loop reads shared memory; False: it reads global memory.
-        coalesced: a warp's global loads take consecutive addresses.
-        split_fragments: a thread's patch is made of vectors that alternate with those of its neighbours,
-            so that neither shared loads nor the stores of C conflict; False: a patch is contiguous.
-        buffers: tiles in shared memory or on their way: 1 loads and computes by turns, 2 fetches the next
-            tile while this one is computed.
-        early_fragments: a pass's fragments are loaded during the pass before.
-        async_copy: tiles travel without passing through registers (cp.async, TMA).
-        copying_warps: warps of their own copy, B by the copy engine where its rows are aligned.
-    """
-
-    vector: int = 4
-    shared: bool = True
-    coalesced: bool = True
-    split_fragments: bool = False
-    buffers: int = 1
-    early_fragments: bool = False
-    async_copy: bool = False
-    copying_warps: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,9 +84,24 @@ class Kernel:
         return None
 
     @property
-    def box_of_b(self) -> tuple[int, int] | None:
-        """(rows, columns) of the boxes in which the copy engine fetches B; None: the kernel takes no map."""
+    def box_of_a(self) -> tuple[int, int] | None:
+        """(rows, columns) of the boxes in which the copy engine fetches A transposed: then the source's
+        `sgemm_pack` runs first, which transposes it. None: A is taken as it is."""
         return None
+
+    @property
+    def box_of_b(self) -> tuple[int, int] | None:
+        """(rows, columns) of the boxes in which the copy engine fetches B; None: the kernel takes no maps."""
+        return None
+
+    @property
+    def takes_workspace(self) -> bool:
+        """Whether the kernel takes a pointer to device memory of its own as its last argument."""
+        return False
+
+    def workspace_bytes(self, problem: Problem, sms: int) -> int:
+        """Bytes of it that a launch on a device of `sms` multiprocessors may write; they begin as garbage."""
+        return 0
 
     @property
     def warp_tile(self) -> tuple[int, int]:
@@ -139,6 +119,20 @@ class Kernel:
     def split_k(self) -> int:
         """Blocks that share a tile, each with a part of K."""
         return 1
+
+    @property
+    def packed(self) -> bool:
+        """Whether each instruction makes two FFMAs."""
+        return bool(getattr(self, "PACKED", 0))
+
+    @property
+    def k_parts(self) -> int:
+        """Parts of a tile's depth that a block's threads divide among them, and add up in the end."""
+        return 1
+
+    def splits(self, problem: Problem, sms: int) -> int:
+        """Blocks that share a tile of this shape on a device of `sms` multiprocessors."""
+        return self.split_k
 
     @property
     def even_waves(self) -> bool:
@@ -183,6 +177,10 @@ class Kernel:
             broken = [message for holds, message in self._limits(arch) if not holds]
         return broken
 
+    def is_legal(self, arch: Arch) -> bool:
+        """Whether there are no `violations(arch)`; the first one decides."""
+        return all(holds for holds, _ in self._all_rules()) and all(holds for holds, _ in self._limits(arch))
+
     def _all_rules(self) -> Rules:
         yield from self.rules()
 
@@ -194,6 +192,10 @@ class Kernel:
         yield (
             self.smem_bytes <= arch.smem_per_block,
             f"{arch.name} gives a block {arch.smem_per_block} bytes of shared memory, not {self.smem_bytes}",
+        )
+        yield (
+            arch.packed_ffma or not self.packed,
+            f"{arch.name} has no instruction that makes two FFMAs: PACKED must be 0",
         )
 
     @classmethod
@@ -217,19 +219,26 @@ class Kernel:
         return {f.name: f.metadata["choices"] for f in fields(cls) if "choices" in f.metadata}
 
     @classmethod
+    def suits(cls, problem: Problem) -> bool:
+        """Whether a search should try the stage for such a shape. It is right for every shape either way."""
+        return True
+
+    @classmethod
     def legal(cls, arch: Arch) -> tuple[Self, ...]:
         """Every configuration that keeps all rules on `arch`, in the order of the declared choices."""
         return _legal(cls, arch)  # type: ignore[return-value,arg-type]
 
     @classmethod
     def from_params(cls, params: Mapping[str, object]) -> Self:
-        """The configuration with these values; every tunable must be given.
+        """The configuration with these values; every tunable must be given, but for those that came later.
 
         Raises:
             IllegalConfiguration: a name that is no tunable or is missing, a value that is no choice, or a
                 combination that the rules forbid.
         """
         tunables = cls.tunables()
+        later = {f.name: f.metadata["before"] for f in fields(cls) if f.metadata.get("before") is not None}
+        params = {**later, **params}
         for name in params:
             if name not in tunables:
                 raise IllegalConfiguration(
@@ -267,50 +276,10 @@ def _listed(choices: tuple[int, ...]) -> str:
 
 @cache
 def _legal(stage: type[Kernel], arch: Arch) -> tuple[Kernel, ...]:
-    names = list(stage.tunables())
+    choices = stage.tunables()
+    if not arch.packed_ffma and "PACKED" in choices:
+        choices["PACKED"] = (0,)  # the others are not legal: half of all need not be looked at
     every = (
-        stage(**dict(zip(names, values, strict=True)))
-        for values in itertools.product(*stage.tunables().values())
+        stage(**dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())
     )
-    return tuple(kernel for kernel in every if not kernel.violations(arch))
-
-
-_REGISTRY: dict[str, type[Kernel]] = {}
-K = TypeVar("K", bound=type[Kernel])
-
-
-def register(stage: K) -> K:
-    """Class decorator: put a stage on the ladder.
-
-    Raises:
-        ValueError: two stages of one name or number.
-    """
-    taken = [
-        other for other in _REGISTRY.values() if other.rung() == stage.rung() or other.name() == stage.name()
-    ]
-    if taken:
-        raise ValueError(
-            f"{stage.__name__} repeats {taken[0].__name__}: a rung has one source and one declaration"
-        )
-    _REGISTRY[stage.name()] = stage
-    return stage
-
-
-def ladder() -> tuple[type[Kernel], ...]:
-    """Every stage, lowest rung first."""
-    import sgemm_tune.stages  # noqa: F401  (declares them)
-
-    return tuple(sorted(_REGISTRY.values(), key=lambda stage: stage.rung()))
-
-
-def stage_named(name: str) -> type[Kernel]:
-    """The stage of that name.
-
-    Raises:
-        UnknownName: there is none; the message lists them.
-    """
-    stages = {stage.name(): stage for stage in ladder()}
-    try:
-        return stages[name.strip().lower()]
-    except KeyError:
-        raise UnknownName("stage", name, stages) from None
+    return tuple(kernel for kernel in every if kernel.is_legal(arch))

@@ -16,6 +16,11 @@ __device__ __forceinline__ float *shared_pointer(unsigned address) {
 __device__ __forceinline__ void copy_float(unsigned to, const float *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from) : "memory");
 }
+// A zero where the float does not exist; `from` is then not read and may lie anywhere.
+__device__ __forceinline__ void copy_float_if(bool exists, unsigned to, const float *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 : : "r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
+}
 __device__ __forceinline__ void copy_vector(unsigned to, const float *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
 }
@@ -23,6 +28,7 @@ __device__ __forceinline__ void copy_vector(unsigned to, const float *from) {
 // Makes the compiler take an address as it stands. In loops it else derives all addresses from one, anew at each use:
 // fewer registers, but 4 % more instructions at 64 x 128 x 16.
 __device__ __forceinline__ void take_as_it_is(const float *&address) { asm volatile("" : "+l"(address)); }
+__device__ __forceinline__ void take_as_it_is(int &number) { asm volatile("" : "+r"(number)); }
 
 // This thread's copies since the last call are one group from now on; there may be none.
 __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }

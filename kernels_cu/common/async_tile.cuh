@@ -81,26 +81,35 @@ struct AsyncTileOfA {
 };
 
 // One block's window on B, BK rows of BN floats, copied as it lies: 16 bytes a time where all rows start on 16
-// bytes and end with a whole vector, else float by float, neighbouring lanes copying neighbouring floats.
+// bytes and end with a whole vector, else float by float. Then a warp copies 32 neighbours at a time, for which it
+// takes the rows that its vectors would come from one after the other.
+//
+//   BN = 64, one warp, one pass      vectors                floats, copy by copy
+//                              r0    [l0  l1  ...  l15]     [l0 l1 ... l31][l0 l1 ... l31]
+//                              r1    [l16 l17 ...  l31]     [l0 l1 ... l31][l0 l1 ... l31]
 template <int BK, int BN, int THREADS>
 struct AsyncTileOfB {
     static constexpr int THREADS_PER_ROW = BN / VECTOR;
     static constexpr int ROW_STEP = THREADS / THREADS_PER_ROW;
     static constexpr int PASSES = BK / ROW_STEP;
+    static constexpr int SIDE_BY_SIDE = THREADS_PER_ROW < WARP ? WARP : THREADS_PER_ROW;  // floats a row at a time
+    static constexpr int ROWS = SIDE_BY_SIDE / THREADS_PER_ROW;  // that a thread takes floats from in a pass
 
     const float *from[PASSES];                    // what this thread copies next in each pass
     long long step;                               // from one window to the next, in floats
+    int ld;
     int row;                                      // of this thread's first element in the window
     int to;                                       // where that goes in the tile, in floats
     int cols_left;                                // of C, from there on
     bool vectors;
 
     // `start` is the window's first element at k = 0. Columns past `inside` only reach sums that nobody writes:
-    // there the last vector is copied again, and single floats are left out.
-    __device__ __forceinline__ AsyncTileOfB(const float *start, int ld, int inside)
-        : step(static_cast<long long>(BK) * ld), row(threadIdx.x / THREADS_PER_ROW) {
+    // there the last vector is copied again, and single floats become zeros.
+    __device__ __forceinline__ AsyncTileOfB(const float *start, int ld_, int inside)
+        : step(static_cast<long long>(BK) * ld_), ld(ld_) {
         vectors = rows_are_aligned<VECTOR>(start, ld) && inside % VECTOR == 0;
-        int col = threadIdx.x % THREADS_PER_ROW * (vectors ? VECTOR : 1);
+        row = vectors ? threadIdx.x / THREADS_PER_ROW : threadIdx.x / SIDE_BY_SIDE * ROWS;
+        int col = vectors ? threadIdx.x % THREADS_PER_ROW * VECTOR : threadIdx.x % SIDE_BY_SIDE;
         to = row * BN + col;
         cols_left = inside - col;
         int read_col = min(col, inside - (vectors ? VECTOR : 1));
@@ -116,27 +125,35 @@ struct AsyncTileOfB {
             copy_vector(place + FLOAT_BYTES * pass * ROW_STEP * BN, from[pass]);
     }
 
+    // Float by float, any window: k_left > 0 entries of K exist, the others become zeros. With INT_LIMIT no rows are
+    // checked; what columns there are is the same in all windows, and costs nothing.
+    __device__ __forceinline__ void copy_floats(unsigned place, int k_left) const {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                int down = pass * ROW_STEP + i;
+                const float *from_row = from[pass] + static_cast<long long>(i) * ld;
+#pragma unroll
+                for (int right = 0; right < BN; right += SIDE_BY_SIDE)
+                    copy_float_if(row + down < k_left && right < cols_left,
+                                  place + FLOAT_BYTES * (down * BN + right), from_row + right);
+            }
+    }
+
     // Any window: k_left > 0 entries of K exist, the others become zeros.
     __device__ __forceinline__ void copy_checked(unsigned place, int k_left) const {
+        if (!vectors) {
+            copy_floats(place, k_left);
+            return;
+        }
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
             unsigned target = place + FLOAT_BYTES * pass * ROW_STEP * BN;
-            bool exists = row + pass * ROW_STEP < k_left;
-            if (vectors) {
-                if (exists)
-                    copy_vector(target, from[pass]);
-                else
-                    *reinterpret_cast<float4 *>(shared_pointer(target)) = float4{};
-            } else {
-#pragma unroll
-                for (int i = 0; i < VECTOR; ++i) {
-                    int right = i * THREADS_PER_ROW;
-                    if (!exists)
-                        *shared_pointer(target + FLOAT_BYTES * right) = 0.0f;
-                    else if (right < cols_left)
-                        copy_float(target + FLOAT_BYTES * right, from[pass] + right);
-                }
-            }
+            if (row + pass * ROW_STEP < k_left)
+                copy_vector(target, from[pass]);
+            else
+                *reinterpret_cast<float4 *>(shared_pointer(target)) = float4{};
         }
     }
 
@@ -170,7 +187,7 @@ __device__ __forceinline__ void place_sums(const float (&sums)[TM][TN], float *s
 
 // sums = this lane's part of A B, over K entries that begin at A and B (which point at the block tile's first
 // row and column). Shared memory is a ring of STAGES buffers, each a tile of A and one of B (picture in 09).
-template <int BM, int BN, int BK, int STAGES, int THREADS, int ORDER, class Patch, int TM, int TN>
+template <int BM, int BN, int BK, int STAGES, int THREADS, int ORDER, int PACKED = 0, class Patch, int TM, int TN>
 __device__ __forceinline__ void multiply_async(float (&sums)[TM][TN], const Patch &patch, float *ring, int K,
                                                const float *A, int lda, int rows_inside, const float *B, int ldb,
                                                int cols_inside) {
@@ -181,7 +198,7 @@ __device__ __forceinline__ void multiply_async(float (&sums)[TM][TN], const Patc
     constexpr int LAST = STAGES - 1;
     TileOfA a_global(A, lda, rows_inside);
     TileOfB b_global(B, ldb, cols_inside);
-    int checks_to = b_global.vectors ? BK - 1 : INT_LIMIT;  // copies need no checks while more entries of K are left
+    int vectors_to = b_global.vectors ? BK - 1 : INT_LIMIT;  // B comes by vectors while more entries of K are left
     int k_to_copy = K;                            // entries of K that are not on their way yet
     // Shared addresses that step from buffer to buffer: in the loop each is then one register and a constant.
     // (Pointers would take two registers each, offsets an addition at each use.)
@@ -197,9 +214,12 @@ __device__ __forceinline__ void multiply_async(float (&sums)[TM][TN], const Patc
         for (const float *&address : a_global.from) take_as_it_is(address);
 #pragma unroll
         for (const float *&address : b_global.from) take_as_it_is(address);
-        if (k_to_copy > checks_to) {
+        if (k_to_copy > vectors_to) {
             a_global.copy_whole(a_fill);
             b_global.copy_whole(b_fill);
+        } else if (k_to_copy >= BK) {
+            a_global.copy_whole(a_fill);
+            b_global.copy_floats(b_fill, INT_LIMIT);
         } else if (k_to_copy > 0) {
             a_global.copy_checked(a_fill, k_to_copy);
             b_global.copy_checked(b_fill, k_to_copy);
@@ -241,8 +261,112 @@ __device__ __forceinline__ void multiply_async(float (&sums)[TM][TN], const Patc
             }
             patch.load_a(a[next % 2], shared_pointer(a_read) + next * TileOfA::STRIDE);
             patch.load_b(b[next % 2], shared_pointer(b_read) + next * BN);
-            outer_product<ORDER>(sums, a[k % 2], b[k % 2]);
+            outer_product<ORDER, PACKED>(sums, a[k % 2], b[k % 2]);
         }
     }
     place_sums<ORDER>(sums, ring, K);
+}
+
+// ------------------------------------------------------------------------------------------ registers -> C
+
+// A warp's way to write neighbouring floats of C by neighbouring lanes, where rows are not aligned and lanes cannot
+// write their float4s: a store of single floats that lie 4 apart would touch four times as many sectors, and the next
+// three stores the same ones again. The float4s of a warp, of one row and one piece of each lane's patch, are
+// LANES_M rows (4 apart) of RUN floats; in this order the lanes leave them in shared memory and take them again.
+//
+//   LANES_N = 8     left by lane             taken by lane
+//      row 0        [l0 l0 l0 l0 l1 .. l7]   [l0 l1 l2 l3 l4 .. l31]     i = 0
+//      row 4        [l8 l8 l8 l8 l9 .. l15]  [l0 l1 l2 l3 l4 .. l31]     i = 1
+template <class Patch>
+struct Exchange {
+    static constexpr int RUN = VECTOR * Patch::LANES_N;
+    int row, col;                                 // of the first float that this lane takes, in the block tile
+    int lane;
+
+    __device__ __forceinline__ explicit Exchange(const Patch &patch) : lane(threadIdx.x % WARP) {
+        row = patch.row + (lane / RUN - lane / Patch::LANES_N) * VECTOR;
+        col = patch.col + lane % RUN - lane % Patch::LANES_N * VECTOR;
+    }
+
+    // How far its i-th float is from the first.
+    static __device__ __forceinline__ constexpr int down(int i) { return i * WARP / RUN * VECTOR; }
+    static __device__ __forceinline__ constexpr int right(int i) { return i * WARP % RUN; }
+
+    // Its floats of COUNT such rows, DOWN and RIGHT from each other, to C: `c` is where the first belongs. All old ones
+    // are on their way before the first is written.
+    template <int DOWN, int RIGHT, int COUNT>
+    static __device__ __forceinline__ void write(float (&out)[VECTOR][COUNT], float *c, int ldc, int rows_left,
+                                                 int cols_left, float beta) {
+        auto for_each_in_c = [&](auto what) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i)
+#pragma unroll
+                for (int n = 0; n < COUNT; ++n) {
+                    int row_of_n = down(i) + n * DOWN;
+                    int col_of_n = right(i) + n * RIGHT;
+                    if (row_of_n < rows_left && col_of_n < cols_left)
+                        what(c + static_cast<long long>(row_of_n) * ldc + col_of_n, out[i][n], i, n);
+                }
+        };
+        if (beta != 0.0f) {
+            float old[VECTOR][COUNT] = {};
+            for_each_in_c([&](const float *from, float, int i, int n) { old[i][n] = *from; });
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i)
+#pragma unroll
+                for (int n = 0; n < COUNT; ++n) out[i][n] += beta * old[i][n];
+        }
+        for_each_in_c([](float *to, float value, int, int) { *to = value; });
+    }
+};
+
+constexpr int EXCHANGE_FLOATS = (WARP + 1) * VECTOR;  // for one float4 of each lane
+
+// Writes a warp's sums, whatever C and beta, through WARP lanes' TN floats at `between`, with one float of space after
+// each 32: so that neither the lanes that leave theirs 4 apart nor those that take them meet in a bank. One body serves
+// all rows: code that is as long as the sums are many takes longer to compile than the product. Only leaving them,
+// which names registers, is written out for each.
+template <class Patch, int TM, int TN>
+__device__ __forceinline__ void write_exchanged(const float (&sums)[TM][TN], const Patch &patch, float *between,
+                                                float *C, int ldc, const BlockTile &tile, float alpha, float beta) {
+    constexpr int PIECES = TN / VECTOR;
+    Exchange<Patch> exchange(patch);
+    float *left = between + exchange.lane * VECTOR + exchange.lane * VECTOR / WARP;
+    const float *taken = between + exchange.lane;
+    int row = exchange.row;
+    int cols_left = tile.cols_inside - exchange.col;
+    float *c = C + (static_cast<long long>(tile.row) + row) * ldc + tile.col + exchange.col;
+#pragma unroll 1
+    for (int m = 0; m < TM; ++m) {
+#pragma unroll
+        for (int one = 0; one < TM; ++one)
+            if (one == m)
+#pragma unroll
+                for (int n = 0; n < TN; ++n) left[n / VECTOR * EXCHANGE_FLOATS + n % VECTOR] = sums[one][n];
+        __syncwarp();
+        float out[VECTOR][PIECES];
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+#pragma unroll
+            for (int piece = 0; piece < PIECES; ++piece)
+                out[i][piece] = alpha * taken[piece * EXCHANGE_FLOATS + i * (WARP + 1)];
+        exchange.template write<0, Patch::COL_STEP>(out, c, ldc, tile.rows_inside - row, cols_left, beta);
+        __syncwarp();                             // all is taken before the next row is left there
+        int down = (m + 1) % VECTOR == 0 ? Patch::ROW_STEP - (VECTOR - 1) : 1;
+        row += down;
+        c += static_cast<long long>(down) * ldc;
+    }
+}
+
+// Whatever C and beta, when a block's threads need the ring no more; it has room for a row of all patches.
+template <class Patch, int TM, int TN>
+__device__ __forceinline__ void write_async(const float (&sums)[TM][TN], const Patch &patch, float *ring, float *C,
+                                            int ldc, const BlockTile &tile, float alpha, float beta) {
+    if (rows_are_aligned<VECTOR>(C + tile.col, ldc) && tile.cols_inside % VECTOR == 0 && beta == 0.0f) {
+        patch.overwrite(sums, C, ldc, tile, alpha);
+    } else {
+        __syncthreads();                          // the ring is still being read, if only beyond its last tile
+        write_exchanged(sums, patch, ring + threadIdx.x / WARP * (TN / VECTOR * EXCHANGE_FLOATS), C, ldc, tile, alpha,
+                        beta);
+    }
 }

@@ -240,26 +240,43 @@ __device__ __forceinline__ void load_vector(float *fragment, const float *shared
 // sums += a b^T, in an order that ptxas largely keeps. An FFMA reads three registers from two banks; an
 // operand that it shares with the FFMA before comes from the reuse cache instead. Walking back and forth
 // (serpentine) also keeps an operand at the turns.
+//
+// PACKED: two FFMAs, of neighbouring columns, by one instruction (FFMA2). Its pairs are aligned registers, as a float4
+// brings b[n] and b[n + 1] anyway: one of each bank. With one operand from the reuse cache that makes the 2 cycles that
+// the FFMA units need. a[m] serves both halves as it stands: there is nothing to move.
 enum : int { ROW_BY_ROW = 0, SERPENTINE_ROWS = 1, SERPENTINE_COLUMNS = 2 };
 
-template <int ORDER, int TM, int TN>
+// sums[0] += a * b[0] and sums[1] += a * b[1], each rounded as an FFMA. Before sm_100, PTX has none for both.
+__device__ __forceinline__ void add_products(float *sums, float a, const float *b) {
+#if __CUDA_ARCH__ >= 1000
+    asm("{\n\t.reg .b64 pair, left, right;\n\tmov.b64 pair, {%0, %1};\n\tmov.b64 left, {%2, %2};\n\t"
+        "mov.b64 right, {%3, %4};\n\tfma.rn.f32x2 pair, left, right, pair;\n\tmov.b64 {%0, %1}, pair;\n\t}"
+        : "+f"(sums[0]), "+f"(sums[1]) : "f"(a), "f"(b[0]), "f"(b[1]));
+#else
+    sums[0] += a * b[0];
+    sums[1] += a * b[1];
+#endif
+}
+
+template <int ORDER, int PACKED = 0, int TM, int TN>
 __device__ __forceinline__ void outer_product(float (&sums)[TM][TN], const float (&a)[TM], const float (&b)[TN]) {
+    constexpr int COLS = PACKED ? 2 : 1;          // at a time
+    auto multiply = [&](int m, int n) {
+        if constexpr (PACKED)
+            add_products(&sums[m][n], a[m], &b[n]);
+        else
+            sums[m][n] += a[m] * b[n];
+    };
     if constexpr (ORDER == SERPENTINE_COLUMNS) {
 #pragma unroll
-        for (int n = 0; n < TN; ++n)
+        for (int n = 0; n < TN; n += COLS)
 #pragma unroll
-            for (int i = 0; i < TM; ++i) {
-                int m = n % 2 ? TM - 1 - i : i;
-                sums[m][n] += a[m] * b[n];
-            }
+            for (int i = 0; i < TM; ++i) multiply(n / COLS % 2 ? TM - 1 - i : i, n);
     } else {
 #pragma unroll
         for (int m = 0; m < TM; ++m)
 #pragma unroll
-            for (int i = 0; i < TN; ++i) {
-                int n = ORDER == SERPENTINE_ROWS && m % 2 ? TN - 1 - i : i;
-                sums[m][n] += a[m] * b[n];
-            }
+            for (int i = 0; i < TN; i += COLS) multiply(m, ORDER == SERPENTINE_ROWS && m % 2 ? TN - COLS - i : i);
     }
 }
 
@@ -291,28 +308,34 @@ __device__ __forceinline__ void write_row_by_row(float (&sums)[TM][TN], RowOf ro
     }
 }
 
-// The same, but whole float4s that overwrite C are written all at once.
+// Overwrites C by whole float4s, all at once. Rows of C are aligned, and no vector ends outside.
+template <class RowOf, class ColOf, int TM, int TN>
+__device__ __forceinline__ void overwrite_vectors(const float (&sums)[TM][TN], RowOf row_of, ColOf col_of, float *C,
+                                                  int ldc, const BlockTile &tile, float alpha) {
+    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
+#pragma unroll
+    for (int m = 0; m < TM; ++m) {
+        float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
+        if (row_of(m) < tile.rows_inside) {
+#pragma unroll
+            for (int n = 0; n < TN; n += VECTOR)
+                if (col_of(n) < tile.cols_inside)
+                    *reinterpret_cast<float4 *>(c_row + col_of(n)) =
+                        make_float4(alpha * sums[m][n], alpha * sums[m][n + 1], alpha * sums[m][n + 2],
+                                    alpha * sums[m][n + 3]);
+        }
+    }
+}
+
+// Whatever C and beta; whole float4s that overwrite C are written all at once.
 template <class RowOf, class ColOf, int TM, int TN>
 __device__ __forceinline__ void write_sums(float (&sums)[TM][TN], RowOf row_of, ColOf col_of, float *C, int ldc,
                                            const BlockTile &tile, float alpha, float beta) {
     float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
-    bool aligned = rows_are_aligned<VECTOR>(c_tile, ldc);
-    if (aligned && tile.cols_inside % VECTOR == 0 && beta == 0.0f) {
-#pragma unroll
-        for (int m = 0; m < TM; ++m) {
-            float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
-            if (row_of(m) < tile.rows_inside) {
-#pragma unroll
-                for (int n = 0; n < TN; n += VECTOR)
-                    if (col_of(n) < tile.cols_inside)
-                        *reinterpret_cast<float4 *>(c_row + col_of(n)) =
-                            make_float4(alpha * sums[m][n], alpha * sums[m][n + 1], alpha * sums[m][n + 2],
-                                        alpha * sums[m][n + 3]);
-            }
-        }
-    } else {
+    if (rows_are_aligned<VECTOR>(c_tile, ldc) && tile.cols_inside % VECTOR == 0 && beta == 0.0f)
+        overwrite_vectors(sums, row_of, col_of, C, ldc, tile, alpha);
+    else
         write_row_by_row<true>(sums, row_of, col_of, C, ldc, tile, alpha, beta);
-    }
 }
 
 // ---------------------------------------------------------------------------- block -> warp -> lane patch
@@ -327,9 +350,9 @@ struct LanePatch {
 
     int row, col;                                 // of the patch's first element in the block tile
 
-    __device__ __forceinline__ LanePatch() {
-        int warp = threadIdx.x / WARP;
-        int lane = threadIdx.x % WARP;
+    __device__ __forceinline__ explicit LanePatch(unsigned thread = threadIdx.x) {
+        int warp = thread / WARP;
+        int lane = thread % WARP;
         row = warp / WARPS_N * WM + lane / LANES_N * VECTOR;
         col = warp % WARPS_N * WN + lane % LANES_N * VECTOR;
     }
@@ -348,6 +371,12 @@ struct LanePatch {
                                           float beta) const {
         write_sums(
             sums, [&](int m) { return c_row(m); }, [&](int n) { return c_col(n); }, C, ldc, tile, alpha, beta);
+    }
+
+    __device__ __forceinline__ void overwrite(const float (&sums)[TM][TN], float *C, int ldc, const BlockTile &tile,
+                                              float alpha) const {
+        overwrite_vectors(
+            sums, [&](int m) { return c_row(m); }, [&](int n) { return c_col(n); }, C, ldc, tile, alpha);
     }
 
     // Where the sums of row m and of column n (and 3 more) lie in the block tile.

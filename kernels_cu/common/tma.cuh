@@ -44,6 +44,12 @@ __device__ __forceinline__ void await_phase(unsigned barrier, unsigned parity) {
                  "}" : : "r"(barrier), "r"(parity) : "memory");
 }
 
+// The first COUNT threads of the block wait for one another, whatever the others do.
+template <int COUNT>
+__device__ __forceinline__ void sync_threads() {
+    asm volatile("bar.sync 1, %0;" : : "n"(COUNT) : "memory");
+}
+
 // ------------------------------------------------------------------------------------------------- copies
 
 // What the driver's cuTensorMapEncodeTiled makes: a matrix in global memory and the box that is copied of it.
@@ -89,6 +95,17 @@ __device__ __forceinline__ void raise_flag(unsigned *flag) {
     if (threadIdx.x % 32 == 0)
         asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(flag), "r"(1u) : "memory");
 }
+
+// Waits until a counter has come to `count`; then this thread sees all that was written before it was counted up.
+__device__ __forceinline__ void await_count(unsigned *counter, unsigned count) {
+    unsigned seen;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    while (seen < count);
+}
+
+// What this thread has read or written comes before what it does after, for all who see both.
+__device__ __forceinline__ void order_memory() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
+
 
 // Waits until the flag is raised, and lowers it.
 __device__ __forceinline__ void await_flag(unsigned *flag) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -17,13 +18,14 @@ from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.sources import SourceText, source_text
 from sgemm_tune.errors import CompileError, DeviceUnavailable
-from sgemm_tune.kernel import Kernel
+from sgemm_tune.kernel import ENTRY_POINT, Kernel
 
 _CACHES_SINCE = (12, 9)
 """The first NVRTC with a cache of its own (its user guide, "Caching"), and the option to do without."""
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STATIC_SMEM = re.compile(r"(\d+) bytes smem")
+_ENTRY = re.compile(r"^.*Compiling entry function '.*$", re.MULTILINE)
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
 _ASSERTION = re.compile(r'static assertion failed with "([^"]*)"')
 _ERROR = re.compile(r"error\s*:\s*(.+)")
@@ -140,7 +142,8 @@ def compile_source(source: SourceText, arch: Arch, defines: tuple[str, ...], lab
     """
     started = time.perf_counter()
     cubin, log = _compile(source, options(arch.target, defines), label)
-    if _REGISTERS.search(log) is None:
+    said = _said_of(ENTRY_POINT, log)
+    if _REGISTERS.search(said) is None:
         raise CompileError(
             f"NVRTC {nvrtc_version()} compiled {label} without saying how many registers it takes: "
             "install nvidia-cuda-nvrtc-cu12 12.9 or newer",
@@ -148,9 +151,9 @@ def compile_source(source: SourceText, arch: Arch, defines: tuple[str, ...], lab
         )
     return Binary(
         cubin=cubin,
-        registers=_only(_REGISTERS, log),
+        registers=_only(_REGISTERS, said),
         spill_bytes=sum(int(found) for found in _SPILLS.findall(log)),
-        static_smem=_only(_STATIC_SMEM, log),
+        static_smem=_only(_STATIC_SMEM, said),
         nvrtc=nvrtc_version(),
         seconds=time.perf_counter() - started,
         log=log,
@@ -203,6 +206,13 @@ def _first_error(log: str) -> str:
         return assertion.group(1)
     found = _ERROR.search(log)
     return found.group(1).strip() if found else ""
+
+
+def _said_of(entry: str, log: str) -> str:
+    """The part of a log that is about one entry function; all of it where it is about others alone."""
+    begins = [found.start() for found in _ENTRY.finditer(log)]
+    parts = [log[begin:end] for begin, end in itertools.pairwise([*begins, len(log)])]
+    return next((part for part in parts if f"'{entry}'" in part.splitlines()[0]), log)
 
 
 def _only(pattern: re.Pattern[str], log: str) -> int:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from sgemm_tune.arch import parse_arch
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.device import info
@@ -16,70 +14,19 @@ from sgemm_tune.device.blas import Blas
 from sgemm_tune.device.cublaslt import Algorithm, CublasLt
 from sgemm_tune.device.failures import cuda_errors
 from sgemm_tune.device.harness import Fixture, Fixtures, Harness
+from sgemm_tune.device.launch import Loaded
 from sgemm_tune.device.operands import Operands
 from sgemm_tune.device.telemetry import Nvml
-from sgemm_tune.device.tensor_maps import encode, no_map, tiled_map
 from sgemm_tune.device.timing import Timer, input_sets, launch_ms
-from sgemm_tune.kernel import ENTRY_POINT, Kernel
+from sgemm_tune.device.workspace import Workspace
+from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.outcome import DeviceInfo, Telemetry
 from sgemm_tune.measure.protocol import Check, Policy, Timing
 from sgemm_tune.problem import Precision, Problem
 
-_DEFAULT_DYNAMIC_SMEM = 48 * 1024
 _FIXTURES_SHARE = 64
 """What part of the device's memory may hold hard shapes that later candidates will need as well."""
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A kernel ready to launch on a device of `sms` multiprocessors; `module` keeps its code alive."""
-
-    kernel: Kernel
-    function: Any
-    module: Any
-    sms: int
-
-    def __str__(self) -> str:
-        return str(self.kernel)
-
-    def launch(self, operands: Operands) -> None:
-        """Enqueue one launch on the current stream; nothing where C is empty."""
-        p = operands.problem
-        blocks = self.kernel.blocks(p, self.sms)
-        if blocks == 0:
-            return
-        # Python ints and floats would arrive as 64-bit arguments
-        self.function(
-            (blocks,),
-            (self.kernel.threads,),
-            (
-                np.int32(p.m),
-                np.int32(p.n),
-                np.int32(p.k),
-                np.float32(p.alpha),
-                np.uintp(operands.pointer(operands.a)),
-                np.int32(p.lda),
-                np.uintp(operands.pointer(operands.b)),
-                np.int32(p.ldb),
-                np.float32(p.beta),
-                np.uintp(operands.pointer(operands.c)),
-                np.int32(p.ldc),
-                *self._map_of_b(operands),
-            ),
-            shared_mem=self.kernel.smem_bytes,
-        )
-
-    def _map_of_b(self, operands: Operands) -> tuple[Any, ...]:
-        """The map and whether it is valid, where the kernel asks for one."""
-        box = self.kernel.box_of_b
-        if box is None:
-            return ()
-        p = operands.problem
-        arguments = tiled_map(operands.pointer(operands.b), p.k, p.n, p.ldb, box)
-        if arguments is None:
-            return no_map(), np.int32(0)
-        return encode(arguments), np.int32(1)
 
 
 Run = Loaded | Algorithm | None
@@ -130,6 +77,7 @@ class GpuDevice:
             self._fixtures = Fixtures(self._harness, self._info.memory_bytes // _FIXTURES_SHARE)
             self._timer = Timer(self._nvml.read)
             self._blas = Blas()
+        self._workspace = Workspace()
         self._cublaslt: CublasLt | None = None
         self._tuned: _Tuned | None = None
 
@@ -144,17 +92,8 @@ class GpuDevice:
         Raises:
             LaunchError: the driver refused.
         """
-        import cupy
-        from cupy_backends.cuda.api import driver
-
         with cuda_errors(f"loading {kernel}"):
-            module = cupy.cuda.function.Module()
-            module.load(binary.cubin)
-            function = module.get_function(ENTRY_POINT)
-            if kernel.smem_bytes + binary.static_smem > _DEFAULT_DYNAMIC_SMEM:
-                attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                driver.funcSetAttribute(function.ptr, attribute, kernel.smem_bytes)
-        return Loaded(kernel, function, module, self._info.sms)
+            return Loaded.load(kernel, binary, self._info.sms, self._workspace)
 
     def heuristics(self, problem: Problem, precision: Precision) -> list[Algorithm]:
         """What cublasLt's heuristics propose for a product, the most promising first.
@@ -250,6 +189,7 @@ class GpuDevice:
 
         self._tuned = None
         self._fixtures.clear()
+        self._workspace.release()
         cupy.get_default_memory_pool().free_all_blocks()
 
 

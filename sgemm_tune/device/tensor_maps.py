@@ -72,24 +72,27 @@ def tiled_map(pointer: int, rows: int, cols: int, ld: int, box: tuple[int, int])
     return TiledMap(pointer, (cols, rows), (stride,), (box_cols, box_rows)) if allowed else None
 
 
-def no_map() -> Any:
-    """What a kernel is passed in a map's place where there is none."""
-    return np.zeros(1, dtype=f"V{MAP_BYTES}")
-
-
 @functools.lru_cache(maxsize=1024)
-def encode(arguments: TiledMap) -> Any:
-    """The map as a NumPy array of one element of 128 bytes: CuPy passes such an array by value.
+def encode(maps: tuple[TiledMap | None, ...]) -> Any:
+    """The maps as a NumPy array of one element, 128 bytes for each, zeros for None: CuPy passes it by value.
 
     Raises:
         DeviceUnavailable: the driver's library cannot be loaded, or is too old to know tensor maps.
         LaunchError: the driver refused the arguments.
     """
-    memory = np.zeros(MAP_BYTES + _MAP_ALIGNMENT, dtype=np.uint8)
+    size = len(maps) * MAP_BYTES
+    memory = np.zeros(size + _MAP_ALIGNMENT, dtype=np.uint8)
     begin = -memory.ctypes.data % _MAP_ALIGNMENT
-    encoded = memory[begin : begin + MAP_BYTES].view(f"V{MAP_BYTES}")
+    encoded = memory[begin : begin + size].view(f"V{size}")
+    for i, arguments in enumerate(maps):
+        if arguments is not None:
+            _encode(encoded.ctypes.data + i * MAP_BYTES, arguments)
+    return encoded
+
+
+def _encode(to: int, arguments: TiledMap) -> None:
     status = _encoder()(
-        ctypes.c_void_p(encoded.ctypes.data),
+        ctypes.c_void_p(to),
         ctypes.c_int(_FLOAT32),
         ctypes.c_uint32(_RANK),
         ctypes.c_void_p(arguments.pointer),
@@ -104,7 +107,6 @@ def encode(arguments: TiledMap) -> Any:
     )
     if status != 0:
         raise LaunchError(f"cuTensorMapEncodeTiled failed with status {status} for {arguments}")
-    return encoded
 
 
 @functools.cache

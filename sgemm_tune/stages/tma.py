@@ -9,7 +9,7 @@ from sgemm_tune.arch import REGISTERS_PER_SM, SMEM_RESERVED_PER_BLOCK, WARP, Arc
 from sgemm_tune.kernel import Rules, Traits, register, tune
 from sgemm_tune.problem import FLOAT_BYTES, Problem
 from sgemm_tune.stages._async import A_PAD
-from sgemm_tune.stages._tiles import WarpTiledKernel
+from sgemm_tune.stages._tiles import VECTOR, WarpTiledKernel
 
 COPYING = 4 * WARP
 """Threads that copy."""
@@ -21,6 +21,12 @@ REGISTER_UNIT = 8
 """Registers are handed over in units of this many per thread."""
 
 BARRIER_BYTES = 8
+
+TICKET_BYTES = 16
+"""Of a block's two tickets for tiles that it shares with others."""
+
+LEAST_SHARE = 64
+"""Entries of K of a tile that are worth a block of their own."""
 
 
 @register
@@ -49,6 +55,8 @@ class Tma(WarpTiledKernel):
     ORDER: int = tune(1, 2, default=2)
     MIN_BLOCKS: int = tune(1, 2)
     STREAM_K: int = tune(0, 1, default=1)
+    PREPASS: int = tune(0, 1, before=0)
+    PACKED: int = tune(0, 1, before=0)
 
     @property
     def computing_threads(self) -> int:
@@ -77,9 +85,14 @@ class Tma(WarpTiledKernel):
 
     @property
     def smem_bytes(self) -> int:
-        """The ring, and two barriers for each of its buffers."""
-        buffer = FLOAT_BYTES * self.BK * (self.BM + A_PAD + self.BN)
-        return self.STAGES * (buffer + 2 * BARRIER_BYTES)
+        """The ring, two barriers for each buffer, the tickets, and a float4 for each computing thread."""
+        buffer = FLOAT_BYTES * self.BK * (self.BM + (0 if self.PREPASS else A_PAD) + self.BN)
+        exchange = VECTOR * FLOAT_BYTES * self.computing_threads
+        return self.STAGES * (buffer + 2 * BARRIER_BYTES) + TICKET_BYTES + exchange
+
+    @property
+    def box_of_a(self) -> tuple[int, int] | None:
+        return (self.BK, self.BM) if self.PREPASS else None
 
     @property
     def box_of_b(self) -> tuple[int, int]:
@@ -90,7 +103,19 @@ class Tma(WarpTiledKernel):
         return bool(self.STREAM_K)
 
     def blocks(self, problem: Problem, sms: int) -> int:
-        return min(self.grid(problem), self.MIN_BLOCKS * sms)
+        tiles, room = self.grid(problem), self.MIN_BLOCKS * sms
+        if not self.STREAM_K:
+            return min(tiles, room)
+        return min(room, max(tiles, tiles * problem.k // max(LEAST_SHARE, self.BK)))
+
+    @property
+    def takes_workspace(self) -> bool:
+        return True
+
+    def workspace_bytes(self, problem: Problem, sms: int) -> int:
+        """Two tiles of sums for each block, where blocks share tiles."""
+        blocks = self.blocks(problem, sms)
+        return 2 * blocks * FLOAT_BYTES * self.BM * self.BN if blocks > self.grid(problem) else 0
 
     def rules(self) -> Rules:
         yield from self.warp_rules()
@@ -102,6 +127,10 @@ class Tma(WarpTiledKernel):
         yield (
             16 <= (self.STAGES - 1) * self.BK <= 96,
             "16 to 96 entries of K must be on their way: fewer hide no latency, more only take shared memory",
+        )
+        yield (
+            not self.PREPASS or self.BM * self.BN >= 128 * 128,
+            "only tiles of 128 x 128 and more reuse operands often enough for a pre-pass to pay",
         )
         yield (
             self.register_estimate <= self.computing_registers,

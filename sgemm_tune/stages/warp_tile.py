@@ -34,6 +34,7 @@ class WarpTile(AsyncKernel):
     MIN_BLOCKS: int = tune(1, 2)
     GROUP: int = tune(4, 8, 16, default=8)
     SPLIT_K: int = tune(1, 2, 4, 8)
+    PACKED: int = tune(0, 1, before=0)
 
     @property
     def smem_bytes(self) -> int:

@@ -98,5 +98,5 @@ def test_a_missing_define_fails(stage: type[Kernel], monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name())
 def test_an_unknown_tunable_is_refused(stage: type[Kernel]) -> None:
-    with pytest.raises(IllegalConfiguration, match="has no tunable 'WARPS'"):
-        stage.from_params({**stage().params, "WARPS": 2})
+    with pytest.raises(IllegalConfiguration, match="has no tunable 'CHUNKS'"):
+        stage.from_params({**stage().params, "CHUNKS": 2})

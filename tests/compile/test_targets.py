@@ -118,17 +118,17 @@ needs_nvdisasm = pytest.mark.skipif(
 )
 
 
-def _listing(kernel: Kernel, folder: Path) -> str:
+def _listing(kernel: Kernel, folder: Path, arch: Arch = HOPPER) -> str:
     cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compile_kernel(kernel, HOPPER).cubin)
+    cubin.write_bytes(compile_kernel(kernel, arch).cubin)
     return subprocess.run(
         [str(NVDISASM), "-c", str(cubin)], check=True, capture_output=True, text=True
     ).stdout
 
 
-def _sass(kernel: Kernel, folder: Path) -> list[str]:
+def _sass(kernel: Kernel, folder: Path, arch: Arch = HOPPER) -> list[str]:
     """The kernel's instructions, without predicates and operands: `LDG.E.128.CONSTANT`."""
-    listing = _listing(kernel, folder)
+    listing = _listing(kernel, folder, arch)
     return re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][\w.]*)", listing, re.MULTILINE)
 
 
@@ -149,13 +149,13 @@ def test_vector_stages_move_16_bytes_at_a_time(name: str, tmp_path: Path) -> Non
     assert not any(op.startswith(("LDL", "STL")) for op in count), "nothing lies in local memory"
 
 
-def _longest_run(ops: list[str]) -> list[str]:
+def _longest_run(ops: list[str], math: str = "FFMA") -> list[str]:
     """The instructions without a branch that hold the most FFMAs: the main loop."""
     longest: list[str] = []
     current: list[str] = []
     for op in ops:
         current = [] if op.startswith(("BRA", "BSYNC", "EXIT", "BSSY")) else [*current, op]
-        if current.count("FFMA") > longest.count("FFMA"):
+        if current.count(math) > longest.count(math):
             longest = current
     return longest
 
@@ -197,13 +197,24 @@ def test_tma_has_warps_that_copy_and_warps_that_compute(tmp_path: Path) -> None:
     assert count["UTMALDG.2D"] == 1, "the copy engine fetches B"
     assert count["LDGSTS.E"] >= bm * bk // 128, "128 lanes fetch A, float by float"
     assert count["USETMAXREG.TRY_ALLOC.CTAPOOL"] == count["USETMAXREG.DEALLOC.CTAPOOL"] == 1
-    assert count["BAR.SYNC.DEFER_BLOCKING"] == 1, "the block meets once, at its start"
     assert not any(op.startswith(("LDL", "STL", "CALL")) for op in ops), "nothing lies in local memory"
     loop = Counter(_longest_run(ops))
     steps = loop["FFMA"] // (tm * tn)
     assert loop["LDS.128"] == steps * (tm + tn) // 4
     assert not any(op.startswith(("SYNCS", "LDGSTS", "UTMALDG", "STS")) for op in loop)
-    assert kernel.box_of_b == (bk, bn)
+    assert (kernel.box_of_a, kernel.box_of_b) == (None, (bk, bn))
+
+
+@needs_nvdisasm
+def test_with_a_pre_pass_the_copy_engine_fetches_both(tmp_path: Path) -> None:
+    kernel = stage_named("tma").from_params({**stage_named("tma")().params, "PREPASS": 1})
+    ops = _sass(kernel, tmp_path)
+    count = Counter(ops)
+    assert count["UTMALDG.2D"] == 2
+    assert not any(op.startswith(("LDGSTS", "LDL", "STL", "CALL")) for op in ops)
+    assert kernel.box_of_a == (kernel.tile[2], kernel.tile[0])
+    plain = stage_named("tma")()
+    assert kernel.smem_bytes < plain.smem_bytes, "rows of A need no padding"
 
 
 def test_tma_asks_for_the_registers_that_its_rules_count_on() -> None:
@@ -215,7 +226,7 @@ def test_tma_asks_for_the_registers_that_its_rules_count_on() -> None:
         assert total <= kernel.launch_registers * kernel.threads
 
 
-_BANKS = re.compile(r"FFMA R\d+, (\S+), (\S+), (\S+) ;")
+_BANKS = re.compile(r"FFMA R\d+, (R\d+\S*), (R\d+\S*), (R\d+\S*) ;")
 
 
 def _ffma_cycles(kernel: Kernel, folder: Path) -> float:
@@ -253,6 +264,25 @@ def test_operands_come_from_different_banks(params: dict[str, int], tmp_path: Pa
     assert _ffma_cycles(kernel.from_params({**kernel().params, **params}), tmp_path) < 1.3
 
 
+@needs_nvdisasm
+@pytest.mark.parametrize("params", [{}, {"SIDE": 1, "TM": 4}, {"TM": 1, "AHEAD": 16}], ids=str)
+def test_skinny_streams_the_large_operand_into_registers(params: dict[str, int], tmp_path: Path) -> None:
+    kernel = stage_named("skinny").from_params({**stage_named("skinny")().params, **params})
+    ops = _sass(kernel, tmp_path)
+    count = Counter(ops)
+    ahead = kernel.params["AHEAD"]
+    stream = "LDG.E.NA.128.CONSTANT"
+    assert count[stream] == 2 * ahead, "all that is on its way is asked for before the loop, and again in it"
+    assert not any(op.startswith(("LDL", "STL", "CALL")) for op in ops), "nothing lies in local memory"
+    assert count["ATOMG.E.INC.STRONG.GPU"] == 1, "the last block to arrive is found by one ticket each"
+    few = kernel.params["TN" if kernel.params["SIDE"] else "TM"]
+    places = [i for i, op in enumerate(ops) if op == stream]
+    assert ops[places[ahead - 1] : places[-1]].count("FFMA") >= 2 * ahead * few
+    for first, last in ((0, ahead - 1), (ahead, 2 * ahead - 1)):
+        between = ops[places[first] : places[last]]
+        assert not any(op.startswith(("BAR", "DEPBAR", "BRA", "WARPSYNC")) for op in between), "none waits"
+
+
 def test_split_k_needs_clusters() -> None:
     stage = stage_named("warp_tile")
     split = stage.from_params({**stage().params, "BM": 64, "BN": 128, "TN": 8, "MIN_BLOCKS": 2, "SPLIT_K": 8})
@@ -268,6 +298,60 @@ def test_split_k_multiplies_the_grid_and_keeps_the_partial_sums() -> None:
     problem = Problem(1000, 1000, 64)
     assert split.grid(problem) == 4 * whole.grid(problem) == 4 * 8 * 4
     assert split.smem_bytes == 4 * 128 * 256 > whole.smem_bytes
+
+
+BLACKWELL = [ARCHS[name] for name in ("sm_100", "sm_103", "sm_120", "sm_121")]
+PACKED = {"BM": 64, "BN": 128, "TM": 8, "TN": 8, "MIN_BLOCKS": 2, "PACKED": 1}
+
+
+@pytest.mark.parametrize("params", [{"PACKED": 1}, {**PACKED, "SPLIT_K": 4}], ids=str)
+@pytest.mark.parametrize("arch", BLACKWELL, ids=_ids)
+def test_packed_kernels_compile_without_spills(arch: Arch, params: dict[str, int]) -> None:
+    stage = stage_named("warp_tile")
+    kernel = stage.from_params({**stage().params, **params})
+    binary = compile_kernel(kernel, arch)
+    assert binary.spill_bytes == 0
+    assert kernel.params["MIN_BLOCKS"] * binary.registers * kernel.threads <= 65536
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("params", [{"PACKED": 1}, PACKED], ids=str)
+@pytest.mark.parametrize("arch", [arch for arch in BLACKWELL if arch.packed_ffma], ids=_ids)
+def test_packed_loops_make_two_ffmas_by_one_instruction(
+    arch: Arch, params: dict[str, int], tmp_path: Path
+) -> None:
+    """And nothing packs or unpacks pairs: sums stay in aligned registers, a[m] serves both halves."""
+    stage = stage_named("warp_tile")
+    kernel = stage.from_params({**stage().params, **params})
+    (_, _, bk), (tm, tn) = kernel.tile, kernel.thread_tile
+    ops = _sass(kernel, tmp_path, arch)
+    loop = Counter(_longest_run(ops, "FFMA2"))
+    assert loop["FFMA2"] == bk * tm * tn // 2
+    assert loop["LDS.128"] == bk * (tm + tn) // 4
+    assert loop["FFMA"] == 0
+    assert not any(op.startswith(("MOV", "IMAD.MOV", "PRMT", "SEL")) for op in loop)
+    assert not any(op.startswith(("LDL", "STL")) for op in ops), "nothing lies in local memory"
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("arch", [arch for arch in BLACKWELL if not arch.packed_ffma], ids=_ids)
+def test_other_architectures_have_no_packed_instruction(arch: Arch, tmp_path: Path) -> None:
+    """Why PACKED is refused there. Once a compiler knows better, `Arch.packed_ffma` should."""
+    stage = stage_named("warp_tile")
+    count = Counter(_sass(stage.from_params({**stage().params, "PACKED": 1}), tmp_path, arch))
+    assert count["FFMA2"] == 0 < count["FFMA"]
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=_ids)
+def test_packed_needs_its_instruction(arch: Arch) -> None:
+    stage = stage_named("warp_tile")
+    plain, packed = (stage.from_params({**stage().params, "PACKED": value}) for value in (0, 1))
+    refused = [f"{arch.name} has no instruction that makes two FFMAs: PACKED must be 0"]
+    assert plain.violations(arch) == []
+    assert packed.violations(arch) == ([] if arch.name in ("sm_100", "sm_103") else refused)
+    assert (packed in stage.legal(arch)) == arch.packed_ffma
+    share = sum(kernel.packed for kernel in stage.legal(arch)) / len(stage.legal(arch))
+    assert share == (0.5 if arch.packed_ffma else 0.0)
 
 
 @needs_nvdisasm

@@ -21,6 +21,7 @@ SAMPLED = 2
 CASES = (
     Case(Problem(133, 197, 77), "ragged"),
     Case(Problem(131, 190, 75, 1.5, 0.5, 77, 191, 193), "ragged, odd leading dimensions, beta", misaligned=1),
+    Case(Problem(9, 132, 2052), "few rows, deep: blocks share a tile of stage 12"),
 )
 
 

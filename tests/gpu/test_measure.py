@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import statistics
 import subprocess
 import sys
 
@@ -29,10 +30,12 @@ def _request(arch: Arch, stage: str, size: int, best_ms: float | None = None) ->
 
 
 def test_baseline_against_itself_is_a_tie(device: GpuDevice) -> None:
+    """Pair by pair, as ratios are taken: medians of either side drift apart where clocks change."""
     for size in (256, 1024, 4096):
-        timing = device.time([None, None], Problem.parse_size(size), Precision.FP32, Policy(), 10)
+        timing = device.time([None, None], Problem.parse_size(size), Precision.FP32, Policy(), 30)
         left, right = timing.runs
-        assert left.median / right.median == pytest.approx(1.0, abs=0.02), size
+        ratios = [a / b for a, b in zip(left.ms, right.ms, strict=True)]
+        assert statistics.median(ratios) == pytest.approx(1.0, abs=0.01), size
 
 
 def test_small_sizes_do_not_measure_launches(device: GpuDevice) -> None:

@@ -13,9 +13,6 @@ from tests.gpu.sanitize_target import CASES, kernels
 
 pytestmark = pytest.mark.gpu
 
-UNFOLLOWED = {"racecheck": {"tma"}}
-"""Stages that a tool is not run on, see docs/tma.md."""
-
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
@@ -23,7 +20,7 @@ def test_clean(tool: str) -> None:
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
-    stages = [stage.name() for stage in ladder() if stage.name() not in UNFOLLOWED.get(tool, ())]
+    stages = [stage.name() for stage in ladder()]
     command = [
         sanitizer,
         "--tool",

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from sgemm_tune import kernel as kernel_module
-from sgemm_tune.arch import ARCHS
+from sgemm_tune import registry
+from sgemm_tune.arch import ARCHS, Arch
 from sgemm_tune.compiler.sources import kernels_dir
 from sgemm_tune.errors import IllegalConfiguration, UnknownName
 from sgemm_tune.kernel import Rules, TiledKernel, ceil_div, ladder, register, stage_named, tune
@@ -130,6 +130,29 @@ def test_params_lead_back_to_the_configuration() -> None:
         assert Toy.from_params(toy.params) == toy
 
 
+def test_a_tunable_that_came_later_need_not_be_named() -> None:
+    @dataclass(frozen=True)
+    class Later(Toy):
+        """With one tunable more."""
+
+        NEW: int = tune(1, 2, before=2)
+
+    assert Later().NEW == 1
+    assert Later.from_params({"SIDE": 32, "PAD": 0}) == Later(SIDE=32, NEW=2)
+    assert Later.from_params({"SIDE": 32, "PAD": 0, "NEW": 1}) == Later(SIDE=32)
+    with pytest.raises(IllegalConfiguration, match="needs a value for PAD"):
+        Later.from_params({"SIDE": 32, "NEW": 1})
+    with pytest.raises(ValueError, match="older configurations"):
+        tune(0, 1, before=2)
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+def test_legal_means_no_violations(arch: Arch) -> None:
+    every = [Toy(SIDE=side, PAD=pad) for side in Toy.tunables()["SIDE"] for pad in Toy.tunables()["PAD"]]
+    assert [toy.is_legal(arch) for toy in every] == [not toy.violations(arch) for toy in every]
+    assert Toy.legal(arch) == tuple(toy for toy in every if toy.is_legal(arch))
+
+
 @pytest.mark.parametrize(("choices", "default"), [((), None), ((1, 1), None), ((1, 2), 3)])
 def test_a_tunable_needs_distinct_choices_with_its_default(
     choices: tuple[int, ...], default: int | None
@@ -139,7 +162,7 @@ def test_a_tunable_needs_distinct_choices_with_its_default(
 
 
 def test_a_rung_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_module, "_REGISTRY", {})
+    monkeypatch.setattr(registry, "_REGISTRY", {})
     register(Toy)
 
     @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sgemm_tune.device.tensor_maps import MAP_BYTES, TiledMap, no_map, tiled_map
+from sgemm_tune.device.tensor_maps import MAP_BYTES, TiledMap, encode, tiled_map
 
 POINTER = 0x7F00_0000_0100
 
@@ -40,7 +40,8 @@ def test_what_the_copy_engine_cannot_take_has_no_map(changed: dict[str, object])
     assert tiled_map(**{**legal, **changed}) is None  # type: ignore[arg-type]
 
 
-def test_without_a_map_as_many_bytes_are_passed() -> None:
-    nothing = no_map()
+def test_without_maps_as_many_bytes_are_passed_and_no_driver_is_asked() -> None:
+    nothing = encode((None, None))
     assert nothing.size == 1
-    assert nothing.itemsize == MAP_BYTES
+    assert nothing.itemsize == 2 * MAP_BYTES
+    assert not any(nothing.tobytes())

@@ -1,0 +1,121 @@
+// Part of 11_tma.cu: what the copying warps do.
+#pragma once
+
+// Of the transposed A (PREPASS) and of B.
+struct TensorMaps {
+    TensorMap a, b;
+};
+
+// Beyond K zeros are copied, in A and B alike: 0 * 0, never 0 * Inf. Rows and columns beyond C only reach sums that
+// nobody writes: there the last one is copied again.
+constexpr int A_UNROLL = 4;                       // rows in one body of the loop: more take too many registers
+
+__device__ __forceinline__ void copy_a(unsigned to, const float *from, int lda, int first, int inside, int k_left) {
+    take_as_it_is(inside);
+    if (k_left >= BK) {
+#pragma unroll A_UNROLL
+        for (int row = 0; row < BM; row += A_ROWS) {
+            const float *a = from + static_cast<long long>(min(first + row, inside - 1)) * lda;
+#pragma unroll
+            for (int i = 0; i < BK; i += A_LANES) copy_float(to + FLOAT_BYTES * (i * A_STRIDE + row), a + i);
+        }
+    } else {
+        int k = threadIdx.x % A_LANES;
+#pragma unroll 1
+        for (int row = 0; row < BM; row += A_ROWS) {
+            const float *a = from + static_cast<long long>(min(first + row, inside - 1)) * lda;
+#pragma unroll 1
+            for (int i = 0; i < BK; i += A_LANES) {
+                bool exists = k + i < k_left;
+                copy_float_or_zero(to + FLOAT_BYTES * (i * A_STRIDE + row), exists ? a + i : from - k, exists);
+            }
+        }
+    }
+}
+
+// B where the copy engine cannot take it, as its rows are not aligned: neighbouring threads copy neighbouring floats.
+constexpr int B_COLS = BN < COPYING ? BN : COPYING;  // of a row that are copied at a time,
+constexpr int B_ROWS = COPYING / B_COLS;          // and rows
+
+__device__ __forceinline__ void copy_b(unsigned to, const float *from, int ldb, int number, int inside, int k_left) {
+    int row = number / B_COLS;
+    int col = number % B_COLS;
+    const float *b = from + static_cast<long long>(row) * ldb + min(col, inside - 1);
+    int right = min(col + B_COLS, inside - 1) - min(col, inside - 1);  // to this thread's second float in a row
+    to += FLOAT_BYTES * number;
+    if (k_left >= BK) {
+#pragma unroll 4
+        for (int k = 0; k < BK; k += B_ROWS) {
+            copy_float(to, b);
+            if (BN > B_COLS) copy_float(to + FLOAT_BYTES * B_COLS, b + right);
+            to += FLOAT_BYTES * B_ROWS * BN;
+            b += static_cast<long long>(B_ROWS) * ldb;
+        }
+    } else {
+#pragma unroll 1
+        for (int k = row; k < BK; k += B_ROWS) {
+            bool exists = k < k_left;
+            copy_float_or_zero(to, exists ? b : from, exists);
+            if (BN > B_COLS) copy_float_or_zero(to + FLOAT_BYTES * B_COLS, exists ? b + right : from, exists);
+            to += FLOAT_BYTES * B_ROWS * BN;
+            b += static_cast<long long>(B_ROWS) * ldb;
+        }
+    }
+}
+
+// Both tiles by the copy engine: one thread does all there is to do.
+__device__ __forceinline__ void fetch_tiles(int M, int N, int K, const TensorMaps &maps) {
+    unsigned ring = shared_address(shared_memory);
+    Place place{0, 1};                            // buffers are empty at first
+    Piece piece;
+    for (int done = 0; find_piece(done, M, N, K, piece); ++done) {
+        BlockTile tile = tile_of_block<BM, BN>(M, N, piece.tile);
+#pragma unroll 1
+        for (int k = piece.k_begin; k < piece.k_end; k += BK) {
+            unsigned full = ring + FULL + place.buffer * BARRIER_BYTES;
+            unsigned buffer = ring + place.buffer * BUFFER;
+            await_phase(ring + EMPTY + place.buffer * BARRIER_BYTES, place.parity);
+            arrive_and_expect(full, A_BYTES + B_BYTES);
+            copy_box(buffer, maps.a, k, tile.row, full);
+            copy_box(buffer + A_BYTES, maps.b, k, tile.col, full);
+            place.advance();
+        }
+    }
+}
+
+__device__ __forceinline__ void copy_tiles(int M, int N, int K, const float *A, int lda, const float *B, int ldb,
+                                           const TensorMap &b_map, bool b_mapped) {
+    unsigned ring = shared_address(shared_memory);
+    int number = threadIdx.x - COMPUTING;
+    int a_k = number % A_LANES;                   // this thread's first element in a tile of A
+    int a_row = number / A_LANES;
+    unsigned a_to = ring + FLOAT_BYTES * (a_k * A_STRIDE + a_row);
+    Place place{0, 1};                            // buffers are empty at first
+    Piece piece;
+    for (int done = 0; find_piece(done, M, N, K, piece); ++done) {
+        BlockTile tile = tile_of_block<BM, BN>(M, N, piece.tile);
+        const float *a_start = A + static_cast<long long>(tile.row) * lda + a_k;
+#pragma unroll 1
+        for (int left = piece.k_end - piece.k_begin; left > 0; left -= BK) {
+            int k = piece.k_end - left;
+            unsigned full = ring + FULL + place.buffer * BARRIER_BYTES;
+            unsigned buffer = place.buffer * BUFFER;
+            await_phase(ring + EMPTY + place.buffer * BARRIER_BYTES, place.parity);
+            if (number == 0) {
+                if (b_mapped) {
+                    arrive_and_expect(full, B_BYTES);
+                    copy_box(ring + buffer + A_BYTES, b_map, k, tile.col, full);
+                } else {
+                    arrive(full);
+                }
+            }
+            copy_a(a_to + buffer, a_start + k, lda, a_row, tile.rows_inside, K - k);
+            if (!b_mapped)
+                copy_b(ring + buffer + A_BYTES, B + static_cast<long long>(k) * ldb + tile.col, ldb, number,
+                       tile.cols_inside, K - k);
+            arrive_after_copies(full);
+            place.advance();
+        }
+    }
+    await_all_copies();
+}

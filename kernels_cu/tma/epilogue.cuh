@@ -1,0 +1,104 @@
+// Part of 11_tma.cu: registers -> C.
+#pragma once
+
+// C = alpha * sums + beta * C by whole float4s, as many as registers allow on their way at a time. (write_row_by_row
+// takes one row after the other, and at the beginning of a shared tile nothing else is left to do meanwhile.) The sums
+// are spent then. Where C is overwritten, one body for all rows would cost 3 % at 4096, by its moves.
+constexpr int ROWS = (TAKEN - TM * TN >= 100 ? 32 : 16) / TN;  // of a patch at a time
+
+__device__ __forceinline__ void update_c(const Patch &patch, float (&sums)[TM][TN], float *C, int ldc,
+                                         const BlockTile &tile, float alpha, float beta) {
+    if (beta == 0.0f) {
+        patch.overwrite(sums, C, ldc, tile, alpha);
+        return;
+    }
+    int row = patch.row;
+    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
+#pragma unroll 1
+    for (int m = 0; m < TM; m += ROWS) {
+        float4 c[ROWS][TN / VECTOR];
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+            for (int n = 0; n < TN / VECTOR; ++n) {
+                int col = patch.col + n * Patch::COL_STEP;
+                if (row + i < tile.rows_inside && col < tile.cols_inside)
+                    c[i][n] = *reinterpret_cast<float4 *>(c_tile + static_cast<long long>(row + i) * ldc + col);
+            }
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+            for (int n = 0; n < TN / VECTOR; ++n) {
+                int col = patch.col + n * Patch::COL_STEP;
+                const float *sum = &sums[i][n * VECTOR];
+                float4 old = c[i][n];
+                if (row + i < tile.rows_inside && col < tile.cols_inside)
+                    *reinterpret_cast<float4 *>(c_tile + static_cast<long long>(row + i) * ldc + col) =
+                        make_float4(alpha * sum[0] + beta * old.x, alpha * sum[1] + beta * old.y,
+                                    alpha * sum[2] + beta * old.z, alpha * sum[3] + beta * old.w);
+            }
+#pragma unroll
+        for (int up = ROWS; up < TM; ++up)
+#pragma unroll
+            for (int n = 0; n < TN; ++n) sums[up - ROWS][n] = sums[up][n];
+        row += (m + ROWS) % VECTOR == 0 ? Patch::ROW_STEP - (VECTOR - ROWS) : ROWS;
+    }
+}
+
+// Where rows of C are not aligned, float4s of a row change hands within the warp, so that its lanes write neighbouring
+// floats: else each store touches four times as many sectors, and all of them four times. A warp's float4s are LANES_M
+// rows (4 apart) of RUN floats. This is lane `lane`'s i-th float of them.
+constexpr int RUN = LANES_N * VECTOR;
+
+__device__ __forceinline__ int exchanged_row(int i, int lane) { return (i * WARP + lane) / RUN * VECTOR; }
+__device__ __forceinline__ int exchanged_col(int i, int lane) { return (i * WARP + lane) % RUN; }
+
+__device__ __forceinline__ void exchange(float (&out)[VECTOR], float4 mine) {
+    float4 *all = reinterpret_cast<float4 *>(shared_memory + EXCHANGE) + threadIdx.x / WARP * WARP;
+    int lane = threadIdx.x % WARP;
+    __syncwarp();                                 // the floats before have been read
+    all[lane] = mine;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) out[i] = reinterpret_cast<const float *>(all)[i * WARP + lane];
+}
+
+// C = alpha * sums + beta * C, whatever C is. One body for all rows, which move up below it. The sums are spent then.
+__device__ __forceinline__ void update_unaligned_c(const Patch &patch, float (&sums)[TM][TN], float *C, int ldc,
+                                                   const BlockTile &tile, float alpha, float beta) {
+    int lane = threadIdx.x % WARP;
+    int row = patch.row - lane / LANES_N * VECTOR;  // of the warp's first float
+    int col = patch.col - lane % LANES_N * VECTOR;
+    float *c_warp = C + static_cast<long long>(tile.row) * ldc + tile.col + col;
+#pragma unroll 1
+    for (int m = 0; m < TM; ++m) {
+        take_as_it_is(row);                       // else addresses of other rows are made early, and take registers
+#pragma unroll
+        for (int n = 0; n < TN; n += VECTOR) {
+            float old[VECTOR] = {}, out[VECTOR];
+            if (beta != 0.0f) {                   // all are on their way before the first is written
+#pragma unroll
+                for (int i = 0; i < VECTOR; ++i) {
+                    int r = row + exchanged_row(i, lane);
+                    int c = exchanged_col(i, lane) + n / VECTOR * Patch::COL_STEP;
+                    if (r < tile.rows_inside && col + c < tile.cols_inside)
+                        old[i] = beta * c_warp[static_cast<long long>(r) * ldc + c];
+                }
+            }
+            exchange(out, make_float4(sums[0][n], sums[0][n + 1], sums[0][n + 2], sums[0][n + 3]));
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) {
+                int r = row + exchanged_row(i, lane);
+                int c = exchanged_col(i, lane) + n / VECTOR * Patch::COL_STEP;
+                if (r < tile.rows_inside && col + c < tile.cols_inside)
+                    c_warp[static_cast<long long>(r) * ldc + c] =
+                        beta == 0.0f ? alpha * out[i] : alpha * out[i] + old[i];
+            }
+        }
+#pragma unroll
+        for (int up = 1; up < TM; ++up)
+#pragma unroll
+            for (int n = 0; n < TN; ++n) sums[up - 1][n] = sums[up][n];
+        row += (m + 1) % VECTOR == 0 ? Patch::ROW_STEP - (VECTOR - 1) : 1;
+    }
+}

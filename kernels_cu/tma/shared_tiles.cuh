@@ -1,0 +1,151 @@
+// Part of 11_tma.cu: tiles whose K more than two blocks share, and how their sums meet.
+#pragma once
+
+constexpr int PIECES_N = TN / VECTOR;             // a patch is cut into pieces of 4 x 4 (picture in 06)
+constexpr int PIECES = TM / VECTOR * PIECES_N;
+constexpr int TILE_PIECES = PIECES * COMPUTING;
+constexpr int SUMS = TILE_PIECES * VECTOR;        // float4s of a tile's sums
+
+struct Ticket {
+    unsigned tile, number;
+};
+
+__device__ __forceinline__ Ticket &ticket(int which) {
+    return reinterpret_cast<Ticket *>(shared_memory + TICKETS)[which];
+}
+
+// Sums of a tile in the workspace: float4 i of piece p of thread t at (p * 4 + i) * COMPUTING + t, so that warps write
+// whole lines. A part of the band has two places: for a tile that begins in it and for one that does not.
+__device__ __forceinline__ float4 *place_of(float4 *workspace, unsigned part, bool has_beginning) {
+    return workspace + static_cast<long long>(2 * part + has_beginning) * SUMS;
+}
+
+// Leaves this block's sums of a piece, and takes a ticket: how many blocks have left theirs before. Float4s are those
+// that place_sums has asked for, so they cost no move: of a piece, its rows or its columns, neighbours exchanged.
+__device__ __forceinline__ void leave_sums(const float (&sums)[TM][TN], float4 *to, unsigned tile, int which) {
+    to += threadIdx.x;
+#pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece)
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i, to += COMPUTING) {
+            int m = piece / PIECES_N * VECTOR;
+            int n = piece % PIECES_N * VECTOR;
+            __stcg(to, ORDER == SERPENTINE_COLUMNS
+                           ? make_float4(sums[m + 1][n + i], sums[m][n + i], sums[m + 3][n + i], sums[m + 2][n + i])
+                           : make_float4(sums[m + i][n + 1], sums[m + i][n], sums[m + i][n + 3], sums[m + i][n + 2]));
+        }
+    sync_threads<COMPUTING>();
+    if (threadIdx.x == 0) {
+        order_memory();
+        ticket(which) = Ticket{tile, atomicAdd(&arrived[tile], 1u)};
+    }
+}
+
+__device__ __forceinline__ void add(float4 &sum, float4 more) {
+    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
+// A piece's sum over all parts from `begin` to `end`, in this order. `from` is its first float4 in the place of part 0
+// that has no beginning; where the beginning is, part 0 has it in its other place.
+__device__ __forceinline__ void add_parts(float4 (&sum)[VECTOR], const float4 *from, int begin, int end) {
+    constexpr int AT_ONCE = 4;                    // parts whose sums are on their way at a time
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) sum[i] = float4{};
+#pragma unroll 1
+    for (int part = begin; part < end; part += AT_ONCE) {
+        float4 more[AT_ONCE][VECTOR];
+#pragma unroll
+        for (int p = 0; p < AT_ONCE; ++p) {
+            int there = min(part + p, end - 1);
+            const float4 *place = from + static_cast<long long>(2 * there + (there == 0)) * SUMS;
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) more[p][i] = __ldcg(place + i * COMPUTING);
+        }
+#pragma unroll
+        for (int p = 0; p < AT_ONCE; ++p)
+            if (part + p < end)
+#pragma unroll
+                for (int i = 0; i < VECTOR; ++i) add(sum[i], more[p][i]);
+    }
+}
+
+// Piece `number` / COMPUTING of thread `number` % COMPUTING, as it lies in the workspace, to where it belongs in C.
+// With `whole_warp`, the lanes of this warp have the same piece of the lanes of one warp.
+__device__ __forceinline__ void write_piece(const float4 (&sum)[VECTOR], int number, bool whole_warp,
+                                            const BlockTile &tile, float *C, int ldc, float alpha, float beta) {
+    int piece = number / COMPUTING;
+    Patch patch(number % COMPUTING);
+    int row = patch.c_row(piece / PIECES_N * VECTOR);
+    int col = patch.c_col(piece % PIECES_N * VECTOR);
+    float rows[VECTOR][VECTOR];
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) {
+        float straight[VECTOR] = {sum[i].y, sum[i].x, sum[i].w, sum[i].z};
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) (ORDER == SERPENTINE_COLUMNS ? rows[j][i] : rows[i][j]) = straight[j];
+    }
+    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
+    bool aligned = rows_are_aligned<VECTOR>(C, ldc);
+    int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int m = 0; m < VECTOR; ++m) {
+        if (aligned || !whole_warp) {
+            if (row + m < tile.rows_inside)
+                write_c_vector(c_tile + static_cast<long long>(row + m) * ldc + col, rows[m], tile.cols_inside - col,
+                               aligned, alpha, beta);
+            continue;
+        }
+        float out[VECTOR];
+        exchange(out, make_float4(rows[m][0], rows[m][1], rows[m][2], rows[m][3]));
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+            int r = row - lane / LANES_N * VECTOR + m + exchanged_row(i, lane);
+            int c = col - lane % LANES_N * VECTOR + exchanged_col(i, lane);
+            if (r < tile.rows_inside && c < tile.cols_inside)
+                write_c(c_tile + static_cast<long long>(r) * ldc + c, out[i], alpha, beta);
+        }
+    }
+}
+
+// The last of the blocks that share a tile, half of them, each wait for all and add up a slice. Where a slice has fewer
+// pieces than the block has threads, groups of threads add up some of the parts each, and meet in shared memory.
+__device__ __forceinline__ void add_up(Ticket mine, const float4 *workspace, int M, int N, int K, float *C,
+                                       int ldc, float alpha, float beta) {
+    Band band(M, N, K);
+    unsigned first = band.first_part(mine.tile);
+    unsigned parts = band.last_part(mine.tile) - first + 1;
+    unsigned slices = 1u << (31 - __clz(parts / 2));  // a power of 2, up to half of the parts
+    if (mine.number < parts - slices) return;
+    if (threadIdx.x == 0) {
+        await_count(&arrived[mine.tile], parts);
+        if (atomicAdd(&arrived[mine.tile], 1u) == parts + slices - 1) arrived[mine.tile] = 0;
+    }
+    sync_threads<COMPUTING>();
+    BlockTile tile = tile_of_block<BM, BN>(M, N, mine.tile);
+    int slice = TILE_PIECES / slices;
+    int begin = (mine.number - (parts - slices)) * slice;
+    int lanes = min(slice, COMPUTING);
+    int groups = COMPUTING / lanes;
+    int lane = threadIdx.x % lanes;
+    int group = threadIdx.x / lanes;
+    const float4 *from = workspace + static_cast<long long>(2 * first) * SUMS;
+    float4 *meeting = reinterpret_cast<float4 *>(shared_memory);  // the ring, which nobody needs any more
+#pragma unroll 1
+    for (int number = begin + lane; number < begin + slice; number += lanes) {
+        float4 sum[VECTOR];
+        add_parts(sum, from + number / COMPUTING * VECTOR * COMPUTING + number % COMPUTING, parts * group / groups,
+                  parts * (group + 1) / groups);
+        if (groups > 1) {
+            sync_threads<COMPUTING>();            // a tile before may still be read
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) meeting[i * COMPUTING + threadIdx.x] = sum[i];
+            sync_threads<COMPUTING>();
+            if (group == 0)
+#pragma unroll 1
+                for (int other = lane + lanes; other < COMPUTING; other += lanes)
+#pragma unroll
+                    for (int i = 0; i < VECTOR; ++i) add(sum[i], meeting[i * COMPUTING + other]);
+        }
+        if (group == 0) write_piece(sum, number, lanes >= WARP, tile, C, ldc, alpha, beta);
+    }
+}

@@ -1,0 +1,77 @@
+// Part of 11_tma.cu: which pieces of the product a block computes, one after the other.
+#pragma once
+
+constexpr unsigned MOST_BLOCKS = 1024;            // that can share tiles, ...
+constexpr int MOST_DEPTH = 1 << 21;               // ... and tiles of K of each: so 32 bits hold the products below
+constexpr int SHARED_K = 512;                     // below this, reading a tile of C again takes longer than it saves
+
+// Raised by a warp that has written the end of K of its part of a tile, lowered by the one that adds the beginning.
+__device__ unsigned end_written[MOST_BLOCKS][COMPUTING_WARPS + 1];
+
+// Blocks that have left their sums of a tile in the workspace, and after that those that have seen that all did.
+__device__ unsigned arrived[MOST_BLOCKS];
+
+struct Piece {
+    unsigned tile;                                // number
+    int k_begin, k_end;                           // of K
+};
+
+// The tiles that are shared out: all from number `begin` on, which is a multiple of gridDim.x.
+struct Band {
+    int depth;                                    // of a tile, in tiles of K
+    unsigned begin, tiles;
+
+    __device__ __forceinline__ Band(int M, int N, int K)
+        : depth(K == 0 ? 1 : ceil_div(K, BK)), begin(static_cast<unsigned>(ceil_div(M, BM)) * ceil_div(N, BN)),
+          tiles(0) {
+        unsigned more = begin % gridDim.x;
+        bool few = begin < gridDim.x;             // then each part must have at least one tile of K
+        if (STREAM_K && more != 0 && gridDim.x <= MOST_BLOCKS && depth <= MOST_DEPTH &&
+            (few ? begin * static_cast<long long>(depth) >= gridDim.x : K >= SHARED_K)) {
+            tiles = few ? begin : gridDim.x + more;
+            begin -= tiles;
+        }
+    }
+
+    // Part p begins p * tiles * depth / gridDim.x tiles of K after `begin`, rounded down.
+    __device__ __forceinline__ void find(unsigned p, unsigned &tile, int &k) const {
+        tile = begin + p * tiles / gridDim.x;
+        k = p * tiles % gridDim.x * depth / gridDim.x;
+    }
+
+    // With fewer tiles than parts, a tile may be shared by more than two: its first and its last part.
+    __device__ __forceinline__ bool many_share() const { return STREAM_K && tiles != 0 && tiles < gridDim.x; }
+    __device__ __forceinline__ unsigned first_part(unsigned tile) const {
+        unsigned part = tile * gridDim.x / tiles;
+        unsigned begins_in;
+        int at;
+        find(part + 1, begins_in, at);            // rounded down, it may begin with the tile
+        return part + (begins_in == tile && at == 0);
+    }
+    __device__ __forceinline__ unsigned last_part(unsigned tile) const { return ((tile + 1) * gridDim.x - 1) / tiles; }
+};
+
+__device__ __forceinline__ unsigned part_of_block() { return gridDim.x - 1 - blockIdx.x; }
+
+// What this block does as its `number`-th piece of work; false: there are no more. Copying and computing warps walk
+// through them alike. All is found anew each time, as registers are scarcer than time.
+__device__ __forceinline__ bool find_piece(int number, int M, int N, int K, Piece &piece) {
+    take_as_it_is(number);
+    take_as_it_is(K);
+    Band band(M, N, K);
+    piece.tile = blockIdx.x + number * gridDim.x;
+    piece.k_begin = 0;
+    piece.k_end = K;
+    if (piece.tile < band.begin) return true;
+    if (band.tiles == 0) return false;
+    number -= band.begin / gridDim.x;
+    unsigned end_tile;
+    int at, end;
+    band.find(part_of_block(), piece.tile, at);
+    band.find(part_of_block() + 1, end_tile, end);
+    piece.tile += number;
+    if (number > 0) at = 0;
+    piece.k_begin = at * BK;
+    if (piece.tile == end_tile) piece.k_end = end * BK;
+    return piece.tile < end_tile || (piece.tile == end_tile && at < end);
+}
