@@ -4,7 +4,7 @@
 
 Four parts, each in folders of its own and with a fresh process on the GPU:
 
-    1. all fp32 stages, no compiled kernel in the cache
+    1. all fp32 stages that suit the shape, no compiled kernel in the cache
     2. the same search again with the cache that part 1 has filled
     3. one stage, an empty cache
     4. Kernel Tuner, where it is installed, on that stage's source and legal configurations
@@ -57,7 +57,7 @@ from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.compiler.sources import kernels_dir, source_text
 from sgemm_tune.errors import SgemmTuneError
-from sgemm_tune.kernel import DEFINE_PREFIX, ENTRY_POINT, Kernel, stage_named
+from sgemm_tune.kernel import DEFINE_PREFIX, ENTRY_POINT, Kernel, stage_named, suited
 from sgemm_tune.measure.outcome import DeviceInfo, Measurement, Outcome
 from sgemm_tune.measure.protocol import Policy
 from sgemm_tune.measure.worker import GpuWorker
@@ -217,7 +217,7 @@ def run_search(
 
     watched = WatchedPool(pool)
     started = time.perf_counter()
-    (result,) = search([problem], stages, arch, worker, watched, settings=settings, on_event=note)
+    (result,) = search({problem: stages}, arch, worker, watched, settings=settings, on_event=note)
     elapsed = time.perf_counter() - started
     if result.stopped is Stop.INTERRUPTED:
         raise KeyboardInterrupt
@@ -481,7 +481,7 @@ def measure(
     Raises:
         SgemmTuneError: there is no usable GPU, or a search failed.
     """
-    _, every = stages_from(None, Precision.FP32)
+    every = suited(stages_from(None, Precision.FP32)[1], request.problem)
     parts = [(EMPTY, every, "all"), (FILLED, every, "all"), (ONE_STAGE, (request.stage,), "one")]
     runs: list[Run] = []
     compiled: list[set[Kernel]] = []

@@ -24,7 +24,7 @@ from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.errors import CompileError, DeviceFault, DeviceUnavailable, LaunchError
-from sgemm_tune.kernel import Kernel, stage_named
+from sgemm_tune.kernel import Kernel, stage_named, suited
 from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.cublaslt import CublasLtTime, best_of_cublaslt
 from sgemm_tune.measure.evaluate import compare, evaluate
@@ -424,6 +424,7 @@ class Bench:
         files = SearchSettings(configs_dir=self.root / "configs", results_dir=self.root / "results")
         made = replace(files, **({"sampler": "random"} | settings))
         stages = [stage_named(name) for name in self.stages]
+        asked = {problem: suited(stages, problem) for problem in self.problems}
         arch = parse_arch("sm_90")
         with contextlib.ExitStack() as stack:
             worker: Any = InlineWorker(self.script, self.info)
@@ -432,7 +433,7 @@ class Bench:
                 worker = stack.enter_context(GpuWorker(opener(self.script), lambda _: self.run_deadline))
                 pool = CompilePool(arch, 2, None, self.compile_deadline, compiler(self.script))
                 stack.enter_context(pool)
-            return search(self.problems, stages, arch, worker, pool, settings=made, on_event=on_event)
+            return search(asked, arch, worker, pool, settings=made, on_event=on_event)
 
     def rows(self) -> list[dict[str, str]]:
         """The table of results."""

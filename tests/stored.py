@@ -9,7 +9,7 @@ from typing import ClassVar
 from unittest import mock
 
 import sgemm_tune.stages  # noqa: F401  (declared before the ladder is replaced)
-from sgemm_tune import kernel
+from sgemm_tune import registry
 from sgemm_tune.arch import ARCHS
 from sgemm_tune.compiler.sources import SourceText
 from sgemm_tune.kernel import Kernel, Rules, tune
@@ -79,7 +79,7 @@ def own_stages() -> Iterator[None]:
         return SourceText(name, "", (), f"{len(name):016x}")
 
     with (
-        mock.patch.dict(kernel._REGISTRY, STAGES, clear=True),
+        mock.patch.dict(registry._REGISTRY, STAGES, clear=True),
         mock.patch.object(provenance, "source_text", source),
         mock.patch.object(provenance, "now", return_value=DATE),
     ):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sgemm_tune.bench.bench import Bench, Progress
@@ -93,17 +92,16 @@ def best_known(stage: type[Kernel], problem: Problem, known: Iterable[Known]) ->
 
 def bench_ladder(
     bench: Bench,
-    stages: Sequence[type[Kernel]],
-    problems: Sequence[Problem],
+    asked: Mapping[Problem, Sequence[type[Kernel]]],
     known: Sequence[Known],
     on_progress: Progress,
 ) -> list[Rung]:
-    """Measure each stage's best known configuration at each shape, each against cuBLAS alone.
+    """Measure at each shape the best known configuration of each of its stages, each against cuBLAS alone.
 
     Raises:
         SgemmTuneError: as `Bench.measure`.
     """
-    steps = list(itertools.product(problems, stages))
+    steps = [(problem, stage) for problem, stages in asked.items() for stage in stages]
     rungs: list[Rung] = []
     for place, (problem, stage) in enumerate(steps):
         on_progress(place, len(steps), f"{stage.name()} {problem.shape}")

@@ -179,13 +179,20 @@ def bench_suite(bench: Bench, suite: Suite, config: ConfigFile, on_progress: Pro
 def _chosen(
     config: ConfigFile, info: DeviceInfo, precision: Precision, problem: Problem
 ) -> tuple[Kernel, Problem]:
-    """(configuration to measure, the shape that it is stored for)."""
+    """(configuration to measure, the shape that it is stored for).
+
+    None is borrowed whose stage does not suit the shape, as long as there is another.
+    """
     nearest = nearest_entries(config, info.name, info.sms, precision, problem)
     if not nearest:
         raise ConfigFileError(
             f"no {precision} configuration is stored for {info.name} with {info.sms} SMs: "
             f"run `sgemm-tune search --precision {precision}` first, or give another --config"
         )
+    for entry in nearest:
+        kernel = kernel_of(entry)
+        if entry.problem == problem or kernel.suits(problem):
+            return kernel, entry.problem
     return kernel_of(nearest[0]), nearest[0].problem
 
 

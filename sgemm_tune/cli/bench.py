@@ -23,7 +23,7 @@ from sgemm_tune.cli.options import (
     can_write,
 )
 from sgemm_tune.errors import DeviceUnavailable, UsageError
-from sgemm_tune.kernel import Kernel, stage_named
+from sgemm_tune.kernel import Kernel, stage_named, suited
 from sgemm_tune.kernel import ladder as every_stage
 from sgemm_tune.measure.worker import GpuWorker
 from sgemm_tune.problem import Problem
@@ -87,7 +87,7 @@ def command(
     at_least("--seed", seed, 0)
     can_write(results_dir)
     problems = [Problem.parse_size(side) for side in dict.fromkeys(size or ())]
-    stages = [stage_named(name) for name in dict.fromkeys(stage or ())] or every_stage()
+    named = [stage_named(name) for name in dict.fromkeys(stage or ())]
 
     if suite is not None:
         if _measure_suite(suite, config, seed=seed, device=device, results_dir=results_dir, as_json=as_json):
@@ -111,7 +111,7 @@ def command(
                 view.stored = bench_file(bench, config, progress)
         if ladder:
             bench = Bench(worker, results, BinaryCache(), replace(LADDER_POLICY, seed=seed))
-            view.rungs, ids = _climb(bench, stages, problems, stored)
+            view.rungs, ids = _climb(bench, named, problems, stored)
             frame = results.frame()
             view.rows = frame[frame["row_id"].isin(ids)]
     if as_json:
@@ -124,19 +124,20 @@ def command(
 
 def _climb(
     bench: Bench,
-    stages: Sequence[type[Kernel]],
+    named: Sequence[type[Kernel]],
     problems: Sequence[Problem],
     stored: ConfigFile | None,
 ) -> tuple[list[Rung], list[str]]:
-    """(what was measured, ids of its rows)."""
+    """(what was measured, ids of its rows): the named stages, or at each shape those that suit it."""
     from sgemm_tune.bench.ladder import LADDER_SIZES, bench_ladder, known_of
 
     info = bench.gpu.info
-    fitting = [stage for stage in stages if stage.legal(parse_arch(info.arch))]
+    fitting = [stage for stage in named or every_stage() if stage.legal(parse_arch(info.arch))]
     shapes = problems or [Problem.parse_size(side) for side in LADDER_SIZES]
+    asked = {shape: fitting if named else suited(fitting, shape) for shape in shapes}
     known = known_of(bench.results, stored, info)
     with console.steps() as progress:
-        return bench_ladder(bench, fitting, shapes, known, progress), bench.row_ids
+        return bench_ladder(bench, asked, known, progress), bench.row_ids
 
 
 def _measure_suite(

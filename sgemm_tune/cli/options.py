@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -107,15 +107,15 @@ class SearchRequest:
     """What `search` was asked for, all of it checked.
 
     Attributes:
+        asked: the problems, each with its stages: those that were named, else those that suit it.
         trials: per problem; None: the default of a search or of a plan.
         timeout: seconds per problem; None: the default.
         sampler: None: the default.
         jobs: compiler processes.
     """
 
-    problems: Sequence[Problem]
+    asked: Mapping[Problem, Sequence[type[Kernel]]]
     precision: Precision
-    stages: Sequence[type[Kernel]]
     trials: int | None
     timeout: float | None
     sampler: str | None

@@ -40,12 +40,12 @@ def run_plan(request: SearchRequest, arch: Arch, *, as_json: bool) -> None:
     if stored.exists():
         load_config(stored)  # a damaged file is found before the work, not after it
     documents = []
-    for problem in request.problems:
+    for problem, stages in request.asked.items():
         with _progress(f"{arch.name} {problem.shape}") as on_progress:
             found = plan(
                 problem,
                 request.precision,
-                request.stages,
+                stages,
                 arch,
                 trials=request.trials or PLAN_TRIALS,
                 jobs=request.jobs,

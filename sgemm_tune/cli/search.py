@@ -26,6 +26,7 @@ from sgemm_tune.cli.options import (
     stages_from,
 )
 from sgemm_tune.errors import UnknownName
+from sgemm_tune.kernel import suited
 
 EXAMPLE = "sgemm-tune search --arch sm_90 --size 4096"
 
@@ -45,7 +46,11 @@ def command(
     ] = None,
     stage: Annotated[
         list[str] | None,
-        typer.Option("--stage", help="Search this stage only; repeatable. See `sgemm-tune stages`."),
+        typer.Option(
+            "--stage",
+            help="Search this stage only; repeatable. See `sgemm-tune stages`.",
+            show_default="all that suit the shape",
+        ),
     ] = None,
     trials: Annotated[
         int | None,
@@ -98,9 +103,8 @@ def command(
     can_write(configs_dir, results_dir)
 
     request = SearchRequest(
-        problems=problems,
+        asked={problem: stages if stage else suited(stages, problem) for problem in problems},
         precision=chosen,
-        stages=stages,
         trials=trials,
         timeout=timeout,
         sampler=sampler,

@@ -15,6 +15,7 @@ from sgemm_tune.cli import console
 from sgemm_tune.cli.options import SearchRequest
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.pool import CompilePool
+from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import Measurement
 from sgemm_tune.measure.protocol import Policy
 from sgemm_tune.measure.worker import GpuWorker
@@ -41,14 +42,11 @@ def run_search(request: SearchRequest, arch: Arch, worker: GpuWorker, *, as_json
         results_dir=request.results_dir,
     )
     device = f"{worker.info.name}, {worker.info.sms} SMs"
-    names = ", ".join(stage.name() for stage in request.stages)
-    legal = sum(len(stage.legal(arch)) for stage in request.stages)
     out = console.console(json_mode=as_json)
-    out.print(f"{device}: searching {legal} {request.precision} configurations of {names}", markup=False)
+    for line in announced(request, arch):
+        out.print(f"{device}: searching {line}", markup=False)
     with CompilePool(arch, request.jobs, BinaryCache()) as pool, _progress() as on_event:
-        found = search(
-            request.problems, request.stages, arch, worker, pool, settings=settings, on_event=on_event
-        )
+        found = search(request.asked, arch, worker, pool, settings=settings, on_event=on_event)
     if as_json:
         results = [document(result) for result in found]
         console.print_json({"mode": "measured", "arch": arch.name, "device": worker.info, "results": results})
@@ -59,6 +57,20 @@ def run_search(request: SearchRequest, arch: Arch, worker: GpuWorker, *, as_json
         raise typer.Exit(console.INTERRUPTED)
     if any(result.why_nothing for result in found):
         raise typer.Exit(1)
+
+
+def announced(request: SearchRequest, arch: Arch) -> list[str]:
+    """What is searched, a line for each set of stages; shapes are named where there are several sets."""
+    shapes: dict[tuple[type[Kernel], ...], list[str]] = {}
+    for problem, stages in request.asked.items():
+        shapes.setdefault(tuple(stages), []).append(problem.shape)
+    lines = []
+    for stages, of_them in shapes.items():
+        legal = sum(len(stage.legal(arch)) for stage in stages)
+        where = f" at {', '.join(of_them)}" if len(shapes) > 1 else ""
+        names = ", ".join(stage.name() for stage in stages)
+        lines.append(f"{legal} {request.precision} configurations of {names}{where}")
+    return lines
 
 
 def show(out: Console, result: SearchResult, device: str) -> None:

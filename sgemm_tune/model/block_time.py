@@ -6,11 +6,12 @@ operands between passes; an SM serves its resident blocks, each of which waits b
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from sgemm_tune.arch import KIB, WARP, Arch
 from sgemm_tune.kernel import Kernel, ceil_div
-from sgemm_tune.model.instructions import Copy, Pass, inner_pass, tile_copy
+from sgemm_tune.model.instructions import STEP_OVERHEAD, Copy, Pass, inner_pass, rows_are_aligned, tile_copy
 from sgemm_tune.model.occupancy import SCHEDULERS
 from sgemm_tune.problem import FLOAT_BYTES, Problem
 
@@ -36,9 +37,19 @@ EPILOGUE_INSTRUCTIONS = 3.0
 CLUSTER_CYCLES = 1500.0
 """Cycles in which a cluster's blocks start together and meet twice."""
 
+SHARING_CYCLES = 8000.0
+"""Cycles in which blocks that share out K through the workspace wait for one another: for the last one's
+sums, a ticket, a count, the others' sums in a few rounds, C, each of them GLOBAL_LATENCY or more. Set by an
+H200, from 14.5 us at 512 to 625 us at 1024x1024x16384."""
+
 CLUSTER_BYTES_PER_CLOCK = 10.0
 """Bytes per clock that an SM reads from the others of a cluster while they read from it. Set by the H200's
 figures; 7 and 14 order split kernels about as well."""
+
+STORE_CYCLES_UNALIGNED = 1.25
+"""Cycles of an SM for each float of C in unaligned rows, a part of a sector that goes to the L2 by itself.
+Set by an H200 at 4095: with a pre-pass that aligns A and B, 2.54 ms rather than 2.41 at 4096, of which B's
+copy takes 2 %."""
 
 L2_BYTES_PER_CLOCK = 28.0
 """L2 bytes per clock that each SM gets when all read (measured bandwidths lie between 16 and 32)."""
@@ -75,8 +86,9 @@ class Flow(NamedTuple):
 class Block(NamedTuple):
     """One block's work, and how long an SM takes over several.
 
-    Of its fields, `exchange` is the cycles in which it reads other blocks' partial sums, and `fetched` the
-    share of its loop that the nearest instruction cache does not hold.
+    Of its fields, `exchange` is the cycles of the SM in which it hands over partial sums, `meeting` those in
+    which blocks wait for one another to do so, `stores` those in which unaligned rows of C are stored, and
+    `fetched` the share of its loop that the nearest instruction cache does not hold.
     """
 
     inner: Pass
@@ -89,30 +101,55 @@ class Block(NamedTuple):
     shared: bool
     epilogue: float
     exchange: float
+    meeting: float
+    stores: float
     fetched: float
 
     @classmethod
-    def of(cls, kernel: Kernel, problem: Problem, arch: Arch) -> Block:
-        """A block of this configuration."""
+    def of(cls, kernel: Kernel, problem: Problem, arch: Arch, splits: int) -> Block:
+        """A block of this configuration, where `splits` of them share a tile."""
         traits, (tm, tn), bk = kernel.traits, kernel.thread_tile, kernel.tile[2]
         inner, copy = inner_pass(kernel, arch), tile_copy(kernel, problem)
-        passes = bk / inner.depth
+        passes = bk / inner.depth / kernel.k_parts
         unrolled = min(passes, UNROLL) if traits.copying_warps else passes
-        code = INSTRUCTION_BYTES * (unrolled * (inner.math + inner.loads) + copy.issue)
-        stores = 1 / 3 if traits.split_fragments else 1.0
+        beside = STEP_OVERHEAD if traits.copying_warps else copy.issue
+        code = INSTRUCTION_BYTES * (unrolled * (inner.math + inner.loads) + beside)
+        stores = 1 / 3 if traits.split_fragments else 1.0  # of vectors
         return cls(
             inner=inner,
             copy=copy,
             warps=ceil_div(kernel.computing_threads, WARP),
             passes=passes,
-            steps=ceil_div(ceil_div(problem.k, kernel.split_k), bk),
+            steps=ceil_div(ceil_div(problem.k, splits), bk),
             buffers=traits.buffers,
             early_fragments=traits.early_fragments,
             shared=traits.shared,
             epilogue=tm * tn * EPILOGUE_INSTRUCTIONS * stores,
             exchange=_exchange(kernel),
+            meeting=CLUSTER_CYCLES if kernel.split_k > 1 else 0.0,
+            stores=_unaligned_stores(kernel, problem),
             fetched=max(0.0, 1.0 - CODE_CACHE / code),
         )
+
+    def sharing(self, kernel: Kernel, tiles: int, parts: int) -> Block:
+        """One of `parts` blocks among which all of fewer tiles are shared out evenly along K.
+
+        A part that crosses from one tile to the next is two pieces. The sums of each piece are written to
+        the workspace in the L2 and read again.
+        """
+        pieces = parts + tiles - math.gcd(parts, tiles)
+        bm, bn, _ = kernel.tile
+        return self._replace(
+            steps=ceil_div(tiles * self.steps, parts),
+            exchange=2 * FLOAT_BYTES * bm * bn * pieces / parts / L2_BYTES_PER_CLOCK,
+            meeting=SHARING_CYCLES,
+            stores=self.stores * tiles / parts,
+        )
+
+    @property
+    def copying(self) -> float:
+        """Issue cycles of a step's copies, but for those that start while a math instruction takes two."""
+        return max(0.0, self.copy.issue - self.passes * self.inner.spare)
 
     def flow(self, blocks: int) -> Flow:
         """What `blocks` resident blocks take to advance one tile."""
@@ -121,7 +158,7 @@ class Block(NamedTuple):
         early = self.inner.issue if self.early_fragments else 0.0
         wait = max(0.0, LDS_LATENCY + self.inner.wavefronts - early)
         wait += max(0.0, FFMA_LATENCY - self.inner.math) + STALL_CYCLES * self.inner.math
-        issue = self.passes * round_trip(queue, self.inner.issue, wait) + queue * self.copy.issue
+        issue = self.passes * round_trip(queue, self.inner.issue, wait) + queue * self.copying
         issue *= 1.0 + FETCH_CYCLES * self.fetched
         smem = warps * (self.passes * self.inner.wavefronts + self.copy.wavefronts)
         l2 = blocks * self.copy.bytes / L2_BYTES_PER_CLOCK
@@ -137,8 +174,8 @@ class Block(NamedTuple):
     def run(self, blocks: int, flow: Flow) -> float:
         """Cycles for `blocks` resident blocks to run from start to end."""
         queue = ceil_div(blocks * self.warps, SCHEDULERS)
-        ends = 2 * GLOBAL_LATENCY + queue * self.epilogue + blocks * self.exchange
-        return self.steps * flow.step + ends + (CLUSTER_CYCLES if self.exchange else 0.0)
+        ends = 2 * GLOBAL_LATENCY + queue * self.epilogue + blocks * (self.exchange + self.stores)
+        return self.steps * flow.step + ends + self.meeting
 
 
 def _exchange(kernel: Kernel) -> float:
@@ -146,6 +183,14 @@ def _exchange(kernel: Kernel) -> float:
     others = 1 - 1 / kernel.split_k
     bm, bn, _ = kernel.tile
     return FLOAT_BYTES * bm * bn * others / CLUSTER_BYTES_PER_CLOCK
+
+
+def _unaligned_stores(kernel: Kernel, problem: Problem) -> float:
+    """Cycles for a tile of C whose rows are not aligned; known of tma alone."""
+    if not kernel.traits.copying_warps or rows_are_aligned(problem.ldc):
+        return 0.0
+    bm, bn, _ = kernel.tile
+    return STORE_CYCLES_UNALIGNED * bm * bn
 
 
 def round_trip(customers: int, service: float, wait: float) -> float:

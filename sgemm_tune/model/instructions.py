@@ -28,6 +28,17 @@ product goes back and forth, so that operands are reused at the turns. Both such
 FFMA_CYCLES_APART = 1.09
 """The same where other warps copy: 1.05 to 1.10 were counted in the SASS of tma, before it first ran."""
 
+FFMA_CYCLES_PACKED = 1.13
+"""The same for each half of an FFMA2, which no GPU has run for this project: 1.12 to 1.15 were counted in the
+SASS of warp_tile for sm_100a, taking a pair as one read of either bank. A quarter of FFMA2s get no operand
+from the reuse cache, and then take 3 cycles instead of 2.
+
+Packing raises no peak, it halves issue slots. On a B300 (sm_103), 128 FFMAs per SM and clock were measured
+either way: 4.00 instructions without, 2.04 with FFMA2, which keep both halves of the FMA pipe busy; one LOP3
+for every two FFMA2s came at no cost (github.com/ademeure/QuickRunCUDA, audit "FFMA2 + ALU co-issue" of April
+2026; two register reads a clock: D6_RF_PORT_RIGOR.md there). For sm_100 nothing was found; it is taken to be
+the same."""
+
 ROW_BY_ROW = 0
 """The ORDER of an outer product that does not."""
 
@@ -57,6 +68,11 @@ LOAD_OVERHEAD = 3.0
 ASYNC_CYCLES = 2.0
 """Issue cycles of an LDGSTS: its addresses are a register and a constant each."""
 
+ASYNC_CYCLES_UNALIGNED = 14.0
+"""The same of one float of B in the copying warps of tma, where B's rows are not aligned: an address of 64
+bits, its bounds, two lines of the cache. Set by an H200 with 128 x 256 tiles, 2.70 ms at 4095 and 2.38 at
+4096, of which C's unaligned rows take 4 %. With ASYNC_CYCLES it would be 1 %."""
+
 STEP_OVERHEAD = 24.0
 """Instructions per tile besides loads, stores and arithmetic: loop, barriers, addresses."""
 
@@ -72,11 +88,12 @@ class Pass:
 
     Attributes:
         depth: how many k it covers.
-        math: FFMA or mma instructions.
+        math: FFMA, FFMA2 or mma instructions.
         loads: loads of operands.
         ideal: cycles of a scheduler's arithmetic unit at its peak rate.
         issue: cycles that a scheduler is busy with all of them.
         wavefronts: cycles that the SM's shared memory (or L1) is busy.
+        spare: those of `issue` in which other instructions can start, as the math takes longer than a cycle.
     """
 
     depth: int
@@ -85,6 +102,7 @@ class Pass:
     ideal: float
     issue: float
     wavefronts: float
+    spare: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,8 +173,13 @@ def _ffma_pass(kernel: Kernel, arch: Arch) -> Pass:
         busy = loads_m * load_cycles(max(1, WARP // width_m // lanes_n), rows, width_m)
         busy += loads_n * load_cycles(min(WARP // width_n, lanes_n), columns, width_n)
     ideal = ffma * SCHEDULERS * WARP / arch.fp32_lanes
-    issue = max(ideal, ffma * _ffma_cycles(kernel) + loads_m + loads_n)
-    return Pass(1, ffma, loads_m + loads_n, ideal, issue, busy)
+    loads = loads_m + loads_n
+    if kernel.packed:
+        slots = ffma // 2 + loads
+        issue = max(ideal, ffma * FFMA_CYCLES_PACKED, slots)
+        return Pass(1, ffma // 2, loads, ideal, issue, busy, issue - slots)
+    issue = max(ideal, ffma * _ffma_cycles(kernel) + loads)
+    return Pass(1, ffma, loads, ideal, issue, busy)
 
 
 def _ffma_cycles(kernel: Kernel) -> float:
@@ -198,8 +221,8 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
     issue = STEP_OVERHEAD + loads * (1 + LOAD_OVERHEAD)
     if traits.async_copy:  # A float by float, so that it arrives transposed
         loads = a + b / (traits.vector if aligned else 1)
-        if traits.copying_warps and aligned:  # one instruction for all of B; A's are issued by other warps
-            loads = a
+        if traits.copying_warps:
+            return _copy_apart(kernel, problem, a, b, size)
         return Copy(loads, 0.0, STEP_OVERHEAD + loads * ASYNC_CYCLES, 0.0, size)
     if kernel.mma_k:  # rounded to TF32 float by float, stored as they lie
         stores = (a + b) / traits.vector
@@ -211,6 +234,23 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
         stride = kernel.smem_bytes // (FLOAT_BYTES * bk * traits.buffers) - bn
         conflicts = transposing_conflicts(bk // traits.vector, stride)
     return Copy(loads, stores, issue + stores, a * conflicts + b, size)
+
+
+def _copy_apart(kernel: Kernel, problem: Problem, a: float, b: float, size: int) -> Copy:
+    """`tile_copy` where other warps copy, `a` and `b` floats for each thread that computes.
+
+    What the copy engine fetches is one instruction for a whole tile: B where its rows are aligned, and both
+    operands after a pre-pass.
+    """
+    a_loads = 0.0 if kernel.box_of_a else a
+    b_loads = 0.0 if kernel.box_of_a or rows_are_aligned(problem.ldb) else b
+    issue = STEP_OVERHEAD + a_loads * ASYNC_CYCLES + b_loads * ASYNC_CYCLES_UNALIGNED
+    return Copy(a_loads + b_loads, 0.0, issue, 0.0, size)
+
+
+def rows_are_aligned(leading: int) -> bool:
+    """Whether rows so many floats apart each begin on 16 bytes."""
+    return leading % VECTOR == 0
 
 
 @cache

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sgemm_tune.arch import Arch
 from sgemm_tune.errors import ConfigFileError
 from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import DeviceInfo
-from sgemm_tune.problem import Precision, Problem
+from sgemm_tune.problem import Problem
 from sgemm_tune.store.config_schema import Entry, kernel_of
 from sgemm_tune.store.configs import config_path, load_config, nearest_entries
 
@@ -22,9 +22,9 @@ SIBLINGS = 24
 
 
 def neighbours_best(
-    configs_dir: Path, arch: Arch, info: DeviceInfo, precision: Precision, problem: Problem
+    configs_dir: Path, arch: Arch, info: DeviceInfo, stages: Sequence[type[Kernel]], problem: Problem
 ) -> list[Kernel]:
-    """The best configurations stored for this device, those of the nearest shapes first.
+    """The best configurations of the stages stored for this device, those of the nearest shapes first.
 
     Only the file in `configs_dir` is looked at, so that a search in an empty folder owes nothing to earlier
     ones.
@@ -35,18 +35,26 @@ def neighbours_best(
     path = config_path(configs_dir, arch)
     if not path.exists():
         return []
+    precision = stages[0].precision
     entries = nearest_entries(load_config(path), info.name, info.sms, precision, problem)
-    return list(dict.fromkeys(_usable(entries)))[:NEIGHBOURS]
+    return _of_stages(_usable(entries), stages)[:NEIGHBOURS]
 
 
-def siblings_best(fastest: Mapping[Problem, Sequence[Kernel]], problem: Problem) -> list[Kernel]:
-    """What was fastest at the shapes that this command searched before, by turns, the nearest shape first.
+def siblings_best(
+    fastest: Mapping[Problem, Sequence[Kernel]], stages: Sequence[type[Kernel]], problem: Problem
+) -> list[Kernel]:
+    """The stages' fastest at the shapes that this command searched before, by turns, the nearest shape first.
 
     They are compiled already, so that the GPU has work from the first moment.
     """
     nearest = sorted(fastest, key=problem.distance)
-    turns = itertools.zip_longest(*(fastest[other][:SIBLINGS] for other in nearest))
+    turns = itertools.zip_longest(*(_of_stages(fastest[other], stages)[:SIBLINGS] for other in nearest))
     return list(dict.fromkeys(kernel for turn in turns for kernel in turn if kernel is not None))[:SIBLINGS]
+
+
+def _of_stages(kernels: Iterable[Kernel], stages: Sequence[type[Kernel]]) -> list[Kernel]:
+    """Those of the stages, each once: another shape's best may be of a stage that does not suit this one."""
+    return list(dict.fromkeys(kernel for kernel in kernels if type(kernel) in stages))
 
 
 def _usable(entries: Sequence[Entry]) -> list[Kernel]:

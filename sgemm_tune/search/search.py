@@ -33,7 +33,6 @@ from sgemm_tune.search.neighbours import neighbours_best, siblings_best
 from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline, responsive
 from sgemm_tune.search.prior import prior
 from sgemm_tune.search.samplers import make_sampler
-from sgemm_tune.search.space import Space
 from sgemm_tune.search.storage import Storage, default_journal, open_storage
 from sgemm_tune.search.study import Candidate, TuningStudy, point_of, space_of, study_name
 from sgemm_tune.search.types import Failures, OnEvent, Progress, SearchResult, SearchSettings, Stop
@@ -48,8 +47,7 @@ _GRACE_SECONDS = 5.0
 
 
 def search(
-    problems: Sequence[Problem],
-    stages: Sequence[type[Kernel]],
+    asked: Mapping[Problem, Sequence[type[Kernel]]],
     arch: Arch,
     worker: GpuWorker,
     pool: Compiles,
@@ -60,8 +58,8 @@ def search(
     """Search every problem in turn. Ctrl-C ends it early with what it has; a second one at once.
 
     Args:
-        problems: each has its own study.
-        stages: of one precision; their configurations compete.
+        asked: problems, each with the stages whose configurations compete for it (`kernel.suited`), all of
+            one precision. Each problem has its own study.
         arch: what `pool` compiles for.
         worker: owns the GPU.
         pool: compiles ahead.
@@ -75,17 +73,21 @@ def search(
         DeviceUnavailable: the GPU is lost; finished trials are stored.
         SgemmTuneError: the baseline cannot be trusted.
     """
-    if len({stage.precision for stage in stages}) != 1:
+    if not all(asked.values()) or len({stage.precision for each in asked.values() for stage in each}) > 1:
         raise UsageError("stages of one precision compete: give at least one, and none of another")
-    if not any(stage.legal(arch) for stage in stages):
-        raise UsageError(f"no stage has a legal configuration on {arch.name}: see `sgemm-tune stages`")
+    for problem, stages in asked.items():
+        if not any(stage.legal(arch) for stage in stages):
+            raise UsageError(
+                f"no stage for {problem.shape} has a legal configuration on {arch.name}: "
+                "see `sgemm-tune stages`"
+            )
     journal = default_journal(settings.results_dir, arch.name)
     storage = open_storage(settings.storage or journal, settings.results_dir)
     found: list[SearchResult] = []
     fast: dict[Problem, list[Kernel]] = {}
     with Interrupts() as interrupts, responsive():
-        means = _Means(arch, space_of(stages, arch), worker, pool, settings, storage, interrupts, on_event)
-        for problem in problems:
+        means = _Means(arch, worker, pool, settings, storage, interrupts, on_event)
+        for problem, stages in asked.items():
             search_of_it = _ProblemSearch(problem, stages, means, fast)
             found.append(search_of_it.run())
             fast[problem] = search_of_it.fastest()
@@ -99,7 +101,6 @@ class _Means:
     """What the searches of one command share."""
 
     arch: Arch
-    space: Space
     worker: GpuWorker
     pool: Compiles
     settings: SearchSettings
@@ -134,17 +135,18 @@ class _ProblemSearch:
             worker=worker,
             pool=pool,
         )
-        space = means.space
+        space = space_of(tuple(stages), arch)
         sampler = make_sampler(
             settings.sampler, space, settings.seed, prior(stages, problem, arch, worker.info)
         )
         name = study_name(stages, space, worker.info, problem, settings.policy.cache)
-        best_elsewhere = neighbours_best(settings.configs_dir, arch, worker.info, self._precision, problem)
-        best_before = siblings_best(siblings, problem)
+        best_elsewhere = neighbours_best(settings.configs_dir, arch, worker.info, stages, problem)
+        best_before = siblings_best(siblings, stages, problem)
         first = [point_of(kernel) for kernel in dict.fromkeys([*best_elsewhere, *best_before])]
         self._study = TuningStudy(means.storage, name, space, sampler, first)
         self._total = min(settings.trials, len(space))
         self._healthy: list[tuple[Kernel, Measurement]] = []
+        self._best: tuple[Kernel, Measurement] | None = None  # of those
         self._failures: dict[Status, Failures] = {}
         self._done = self._new = self._compiled = 0
         self._bookkeeping = 0.0  # seconds
@@ -190,6 +192,7 @@ class _ProblemSearch:
         finished = self._study.finished()
         self._done = 0
         self._healthy.clear()
+        self._best = None
         self._failures.clear()
         for trial in finished:
             self._count(trial.kernel, trial.outcome)
@@ -240,7 +243,7 @@ class _ProblemSearch:
         return len(candidates) == room
 
     def _request(self, kernel: Kernel, binary: Binary) -> Request:
-        best = self._best()
+        best = self._best
         return Request(kernel, binary, self._problem, self._settings.policy, best[1].ms if best else None)
 
     def _store(self, ended: Sequence[Done[Candidate]], compiling: int) -> None:
@@ -285,13 +288,12 @@ class _ProblemSearch:
         self._done += 1
         if isinstance(outcome, Measurement):
             self._healthy.append((kernel, outcome))
+            if self._best is None or outcome.ms < self._best[1].ms:
+                self._best = kernel, outcome
             return
         known = self._failures.get(outcome.status)
         example = known.example if known else f"{kernel}: {outcome.reason}"
         self._failures[outcome.status] = Failures(known.count + 1 if known else 1, example)
-
-    def _best(self) -> tuple[Kernel, Measurement] | None:
-        return min(self._healthy, key=lambda pair: pair[1].ms, default=None)
 
     def _tell_progress(
         self, compiling: int = 0, last: tuple[Kernel, Outcome] | None = None, last_round: bool = False
@@ -307,7 +309,7 @@ class _ProblemSearch:
                 done=self._done,
                 total=max(self._total, self._done),
                 new=self._new,
-                best=self._best(),
+                best=self._best,
                 rate=rate,
                 eta=eta,
                 failures=dict(self._failures),

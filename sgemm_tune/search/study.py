@@ -15,10 +15,12 @@ This module imports Optuna, so import it inside functions only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import optuna  # noqa: TID251, TID253
@@ -43,8 +45,11 @@ _OWNER, _RESULT = "owner", "result"
 _VALID = "valid"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
+_stage_named = functools.cache(stage_named)  # which walks the whole ladder
 
-def space_of(stages: Sequence[type[Kernel]], arch: Arch) -> Space:
+
+@functools.lru_cache(maxsize=4)  # the shapes of a command mostly have the same stages
+def space_of(stages: tuple[type[Kernel], ...], arch: Arch) -> Space:
     """Every legal configuration of the stages as one space, so that rungs compete."""
     return Space.of(point_of(kernel) for stage in stages for kernel in stage.legal(arch))
 
@@ -61,7 +66,7 @@ def kernel_of(point: Point) -> Kernel:
         UnknownName: no such stage.
         IllegalConfiguration: values that the stage does not have.
     """
-    return stage_named(str(point[STAGE])).from_params({n: v for n, v in point.items() if n != STAGE})
+    return _stage_named(str(point[STAGE])).from_params({n: v for n, v in point.items() if n != STAGE})
 
 
 def study_name(
@@ -211,11 +216,19 @@ class TuningStudy:
 
         It is stored in one step: whoever is killed leaves a whole trial behind, or none.
         """
-        template = optuna.trial.create_trial(
+        # not create_trial: it checks every value and its choices again, which the space vouches for
+        template = FrozenTrial(
+            number=-1,
+            trial_id=-1,
             state=TrialState.RUNNING,
+            value=None,
+            datetime_start=datetime.now(),
+            datetime_complete=None,
             params=dict(point),
             distributions={name: self._distributions[name] for name in point},
             user_attrs={_OWNER: self._token},
+            system_attrs={},
+            intermediate_values={},
         )
         trial_id = self._storage.backend.create_new_trial(self._id, template)
         number = self._ledger.known  # nobody else has made one since: that takes the turn
@@ -287,7 +300,10 @@ class TuningStudy:
 
 
 def _encode(outcome: Outcome) -> dict[str, Any]:
-    return {**asdict(outcome), "status": outcome.status.value}
+    if isinstance(outcome, Rejected):
+        return {"status": outcome.status.value, "reason": outcome.reason}
+    parts = {"accuracy": vars(outcome.accuracy), "telemetry": vars(outcome.telemetry)}
+    return {**vars(outcome), **parts, "status": outcome.status.value}
 
 
 def _decode(stored: Mapping[str, Any]) -> Outcome:

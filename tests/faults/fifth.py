@@ -148,7 +148,7 @@ class Plan:
         stages = [stage_named(name) for name in self.stages]
         with ReplacingWorker(self.opener, self.deadline, pool.given) as worker:
             arch = parse_arch(worker.info.arch)
-            (result,) = search([self.problem], stages, arch, worker, pool, settings=settings, on_event=note)
+            (result,) = search({self.problem: stages}, arch, worker, pool, settings=settings, on_event=note)
         return Searched(result, outcomes, pool.given, worker.restarts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -178,7 +178,7 @@ def test_the_model_hears_of_points_under_way(monkeypatch: pytest.MonkeyPatch) ->
         results: Mapping[int, float],
         under_way: Sequence[int],
         free: Flags,
-        rng: np.random.Generator,
+        rng: Callable[[], np.random.Generator],
     ) -> int:
         heard.append((len(results), list(under_way)))
         return propose(self, results, under_way, free, rng)

@@ -77,7 +77,7 @@ def _reachable(part: str) -> set[str]:
     waiting = [part]
     while waiting:
         here = waiting.pop()
-        onwards = _parts()[here] - seen - ({"stages"} if here == "kernel" else set())
+        onwards = _parts()[here] - seen - ({"stages"} if here == "registry" else set())
         seen |= onwards
         waiting += onwards
     return seen

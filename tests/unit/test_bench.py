@@ -274,17 +274,17 @@ def test_nothing_is_known_where_there_are_no_results(results: ResultsFile) -> No
     assert known_of(results, None, INFO) == []
 
 
-def test_the_ladder_measures_every_stage_at_every_shape(make: MakeBench, results: ResultsFile) -> None:
+def test_the_ladder_measures_each_shape_in_its_own_stages(make: MakeBench, results: ResultsFile) -> None:
     stages = [type(NAIVE), type(COALESCED)]
-    problems = [Problem.parse_size(256), Problem.parse_size(512)]
+    asked = {Problem.parse_size(256): stages, Problem.parse_size(512): stages[::-1]}
     seen: list[tuple[int, int, str]] = []
     bench = make(Script())
-    rungs = bench_ladder(bench, stages, problems, [], lambda *step: seen.append(step))
+    rungs = bench_ladder(bench, asked, [], lambda *step: seen.append(step))
     assert [(rung.kernel.name(), rung.problem.m) for rung in rungs] == [
         ("naive", 256),
         ("coalesced", 256),
-        ("naive", 512),
         ("coalesced", 512),
+        ("naive", 512),
     ]
     assert all(rung.tuned_at == "" for rung in rungs)
     assert seen[0] == (0, 4, "naive 256x256x256")

@@ -15,10 +15,12 @@ import pytest
 import typer.main
 
 from sgemm_tune import __version__
+from sgemm_tune.arch import ARCHS, Arch
 from sgemm_tune.cli import app, bench, doctor, report, search, stages
 from sgemm_tune.cli import console as console_module
-from sgemm_tune.cli.options import stages_from
-from sgemm_tune.kernel import ladder
+from sgemm_tune.cli.options import SearchRequest, stages_from
+from sgemm_tune.cli.searching import announced
+from sgemm_tune.kernel import ladder, stage_named
 from sgemm_tune.problem import Precision
 from sgemm_tune.store.configs import load_config
 from sgemm_tune.store.results import ResultsFile
@@ -350,6 +352,31 @@ def test_stages_named_decide_the_precision() -> None:
     assert precision is Precision.FP32
     assert {stage.precision for stage in found} == {Precision.FP32}
     assert "tf32_mma" not in [stage.name() for stage in found]
+
+
+def test_each_shape_has_the_stages_that_suit_it_unless_they_are_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[SearchRequest] = []
+
+    def note(request: SearchRequest, arch: Arch, *, as_json: bool) -> None:
+        requests.append(request)
+
+    monkeypatch.setattr("sgemm_tune.cli.planning.run_plan", note)
+    assert cli("search --arch sm_90 --shape 4096x16x512 --shape 8192x64x64 --size 1024").code == 0
+    assert cli("search --arch sm_90 --size 1024 --stage tma --stage skinny").code == 0
+    by_shape, named = [
+        {problem.shape: [stage.name() for stage in stages] for problem, stages in request.asked.items()}
+        for request in requests
+    ]
+    assert by_shape["4096x16x512"] == [*by_shape["1024x1024x1024"], "skinny"]
+    assert "skinny" not in by_shape["1024x1024x1024"]
+    assert named == {"1024x1024x1024": ["tma", "skinny"]}
+
+    several, alone = (announced(request, ARCHS["sm_90"]) for request in requests)
+    assert [line.partition(" at ")[2] for line in several] == ["1024x1024x1024", "4096x16x512, 8192x64x64"]
+    legal = sum(len(stage_named(name).legal(ARCHS["sm_90"])) for name in ("tma", "skinny"))
+    assert alone == [f"{legal} fp32 configurations of tma, skinny"]
 
 
 # --------------------------------------------------------------------------------------------- console

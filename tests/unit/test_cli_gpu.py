@@ -183,6 +183,17 @@ def test_the_ladder_prints_both_published_tables(
     assert list(frame["source"]) == ["bench"] * 5
 
 
+def test_the_ladder_leaves_out_what_does_not_suit_a_size_unless_it_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, Script())
+    every = json.loads(cli("bench --ladder --size 64 --size 256 --json").out)["ladder"]
+    assert [rung["shape"] for rung in every if rung["stage"] == "skinny"] == ["64x64x64"]
+    assert [rung["shape"] for rung in every if rung["stage"] == "tma"] == ["64x64x64", "256x256x256"]
+    named = json.loads(cli("bench --ladder --size 256 --stage naive --stage skinny --json").out)["ladder"]
+    assert [rung["stage"] for rung in named] == ["naive", "skinny"]
+
+
 # ---------------------------------------------------------------------------------------------- doctor
 
 

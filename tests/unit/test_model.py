@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
 from sgemm_tune.arch import ARCHS, Arch
-from sgemm_tune.kernel import Kernel, TiledKernel, Traits, ladder, stage_named
+from sgemm_tune.kernel import Kernel, TiledKernel, Traits, ladder, stage_named, suited
 from sgemm_tune.model.block_time import overlap, round_trip
 from sgemm_tune.model.instructions import (
+    FFMA_CYCLES_PACKED,
     estimate_registers,
     inner_pass,
     load_cycles,
@@ -24,6 +25,7 @@ from sgemm_tune.model.occupancy import Occupancy, clustered, occupancy
 from sgemm_tune.model.predict import LAUNCH_MS, Prediction, predict, predict_on_board
 from sgemm_tune.problem import Problem
 from sgemm_tune.stages.async_copy import AsyncCopy
+from sgemm_tune.stages.tma import Tma
 from sgemm_tune.stages.warp_tile import WarpTile
 
 SM_80, SM_90, SM_121 = ARCHS["sm_80"], ARCHS["sm_90"], ARCHS["sm_121"]
@@ -369,9 +371,9 @@ def test_published_figures() -> None:
         ("tf32_mma", 4096, 254, 0.9237, (2, 4, 64, 64, 32, 8)),
         # sizes that no constant was set by
         ("async_copy", 1792, 148, 0.2267, (64, 128, 8, 8, 8, 4, 5, 2, 2)),
-        ("warp_tile", 1280, 164, 0.1062, (32, 128, 16, 8, 8, 4, 3, 2, 8, 4)),
-        ("warp_tile", 3072, 148, 1.152, (32, 256, 8, 8, 8, 4, 4, 1, 8, 1)),
-        ("warp_tile", 5120, 147, 5.182, (64, 128, 8, 8, 8, 4, 3, 2, 8, 2)),
+        ("warp_tile", 1280, 164, 0.1062, (32, 128, 16, 8, 8, 4, 3, 2, 8, 4, 0)),
+        ("warp_tile", 3072, 148, 1.152, (32, 256, 8, 8, 8, 4, 4, 1, 8, 1, 0)),
+        ("warp_tile", 5120, 147, 5.182, (64, 128, 8, 8, 8, 4, 3, 2, 8, 2, 0)),
     ],
 )  # fmt: skip
 def test_measured_figures(stage: str, size: int, registers: int, ms: float, values: tuple[int, ...]) -> None:
@@ -381,9 +383,83 @@ def test_measured_figures(stage: str, size: int, registers: int, ms: float, valu
     assert at(kernel, size, registers=registers).ms == pytest.approx(ms, rel=0.2)
 
 
+SMALL_TILES = Tma(BM=64, BN=128, BK=32, TM=8, TN=8, LANES_M=4, STAGES=2, MIN_BLOCKS=2)
+LARGE_TILES = Tma(BM=128, BN=256, BK=64, TM=8, TN=16, LANES_M=4, STAGES=2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "us"),
+    [
+        # fewer tiles than blocks: each is shared by several
+        (replace(SMALL_TILES, BK=8, STAGES=3), "512x512x512", 14.5),
+        (SMALL_TILES, "1024x1024x1024", 52.5),
+        (LARGE_TILES, "1024x1024x16384", 625),
+        # with and without a pre-pass, on aligned and on unaligned rows
+        (LARGE_TILES, "2048x2048x2048", 320),
+        (LARGE_TILES, "4096x4096x4096", 2378),
+        (LARGE_TILES, "4095x4095x4095", 2696),
+        (replace(LARGE_TILES, PREPASS=1), "2048x2048x2048", 332),
+        (replace(LARGE_TILES, PREPASS=1), "4096x4096x4096", 2407),
+        (replace(LARGE_TILES, PREPASS=1), "4095x4095x4095", 2542),
+    ],
+)
+def test_measured_figures_of_tma(kernel: Tma, shape: str, us: float) -> None:
+    assert predict(kernel, Problem.parse_shape(shape), SM_90, **H200).ms == pytest.approx(us / 1e3, rel=0.04)
+
+
+def test_few_tiles_are_shared_out_so_that_no_sm_is_idle() -> None:
+    whole = replace(SMALL_TILES, STREAM_K=0)
+    long, few = Problem(256, 256, 16384), Problem.parse_size(1024)
+    shared = predict(SMALL_TILES, long, SM_90, **H200)
+    assert (shared.blocks, shared.waves, shared.wave_efficiency) == (264, 1.0, 1.0)
+    assert shared.ms < predict(whole, long, SM_90, **H200).ms / 10, "8 tiles fill 8 of 132 SMs"
+    # as many FFMAs take as long, wherever K ends: what is handed over depends on blocks and tiles
+    assert shared.ms == pytest.approx(predict(SMALL_TILES, few, SM_90, **H200).ms, rel=0.05)
+    # of a short K no part is worth a block of its own, and then nothing is shared or handed over
+    short = Problem(1024, 1024, 64)
+    assert SMALL_TILES.blocks(short, 132) == SMALL_TILES.grid(short) == 128
+    assert predict(SMALL_TILES, short, SM_90, **H200) == predict(whole, short, SM_90, **H200)
+
+
+def test_a_pre_pass_is_a_launch_that_pays_where_b_is_not_aligned() -> None:
+    plain, packed = LARGE_TILES, replace(LARGE_TILES, PREPASS=1)
+    aligned, ragged = Problem.parse_size(4096), Problem.parse_size(4095)
+    assert tile_copy(packed, ragged).issue == tile_copy(packed, aligned).issue
+    assert tile_copy(packed, aligned).loads == 0 < tile_copy(plain, aligned).loads
+    assert tile_copy(plain, ragged).loads > 2 * tile_copy(plain, aligned).loads
+    only_a = Problem(4096, 4096, 4096, lda=4099)  # which copying warps take float by float anyway
+    assert tile_copy(plain, only_a) == tile_copy(plain, aligned)
+    ms = {(k.PREPASS, p): predict(k, p, SM_90, **H200) for k in (plain, packed) for p in (aligned, ragged)}
+    assert ms[0, aligned].prepass_ms == 0 < ms[1, aligned].prepass_ms < ms[1, ragged].prepass_ms
+    assert ms[0, aligned].ms < ms[1, aligned].ms < ms[1, ragged].ms < ms[0, ragged].ms
+    assert "pre-pass" in ms[1, aligned].explain()
+    assert "pre-pass" not in ms[0, aligned].explain()
+    assert predict(packed, Problem(64, 64, 0), SM_90, **H200).prepass_ms == 0, "there is nothing to lay out"
+
+
+def test_unaligned_rows_of_c_are_stored_float_by_float() -> None:
+    aligned, ragged = Problem.parse_size(4096), Problem(4096, 4096, 4096, ldc=4097)
+    slower = predict(LARGE_TILES, ragged, SM_90, **H200).ms / predict(LARGE_TILES, aligned, SM_90, **H200).ms
+    assert 1.02 < slower < 1.06
+
+
+def test_packing_frees_issue_slots_and_raises_no_peak() -> None:
+    sm_100 = ARCHS["sm_100"]
+    plain, packed = WarpTile(PACKED=0), WarpTile(PACKED=1)
+    one, two = inner_pass(plain, sm_100), inner_pass(packed, sm_100)
+    assert two.math == one.math / 2
+    assert (two.loads, two.ideal, two.wavefronts) == (one.loads, one.ideal, one.wavefronts)
+    assert one.spare == 0.0 < two.spare
+    assert one.issue > two.issue > two.ideal == 128
+    problem = Problem.parse_size(4096)
+    slow, fast = (predict_on_board(kernel, problem, sm_100, registers=216) for kernel in (plain, packed))
+    assert slow.tflops < fast.tflops < sm_100.fp32_peak_tflops(sm_100.board.sms, sm_100.board.boost_mhz)
+    assert fast.issue_efficiency == pytest.approx(1 / FFMA_CYCLES_PACKED)
+
+
 def test_every_rung_of_the_real_ladder_is_predicted_faster_than_the_one_below() -> None:
     problem = Problem.parse_size(4096)
-    fp32 = [stage for stage in ladder() if stage.precision == "fp32"]
+    fp32 = suited([stage for stage in ladder() if stage.precision == "fp32"], problem)
     best = [min(predict_on_board(k, problem, SM_90).ms for k in stage.legal(SM_90)) for stage in fp32]
     assert len(best) >= 9
     rising = best[:7]  # from double buffering on, rungs are predicted within a few percent of each other

@@ -11,8 +11,8 @@ from sgemm_tune.arch import parse_arch
 from sgemm_tune.errors import ConfigFileError
 from sgemm_tune.kernel import Kernel, stage_named
 from sgemm_tune.measure.outcome import DeviceInfo
-from sgemm_tune.problem import Precision, Problem
-from sgemm_tune.search.neighbours import NEIGHBOURS, neighbours_best
+from sgemm_tune.problem import Problem
+from sgemm_tune.search.neighbours import NEIGHBOURS, neighbours_best, siblings_best
 from sgemm_tune.store.config_schema import Entry
 from sgemm_tune.store.configs import config_path, measured_entry, merge_entries
 from tests.stored import H200, measurement
@@ -26,8 +26,9 @@ def entry(kernel: Kernel, *shape: int, info: DeviceInfo = H200) -> Entry:
     return measured_entry(Problem(*shape), kernel, measurement(), info, seed=0)
 
 
-def found(folder: Path, precision: Precision = Precision.FP32) -> list[Kernel]:
-    return neighbours_best(folder, SM_90, H200, precision, PROBLEM)
+def found(folder: Path, *stages: str) -> list[Kernel]:
+    asked = [stage_named(name) for name in stages or ("naive", "coalesced")]
+    return neighbours_best(folder, SM_90, H200, asked, PROBLEM)
 
 
 def store(folder: Path, *entries: Entry) -> None:
@@ -58,7 +59,19 @@ def test_another_device_or_precision_is_no_neighbour(tmp_path: Path) -> None:
     assert found(tmp_path) == []
     store(tmp_path, entry(KERNELS[1], 512, 512, 512))
     assert found(tmp_path) == [KERNELS[1]]
-    assert found(tmp_path, Precision.TF32) == []
+    assert found(tmp_path, "tf32_mma") == []
+
+
+def test_only_the_stages_of_the_search_are_hints(tmp_path: Path) -> None:
+    """The nearest are of a stage that does not suit the shape, and take nobody's place."""
+    skinny = stage_named("skinny").legal(SM_90)[: 2 * NEIGHBOURS]
+    others = [entry(kernel, 64, 1024 + i, 1024) for i, kernel in enumerate(skinny)]
+    store(tmp_path, *others, entry(KERNELS[0], 8192, 8192, 8192))
+    assert found(tmp_path) == [KERNELS[0]]
+    assert found(tmp_path, "coalesced", "skinny") == list(skinny[:NEIGHBOURS])
+    fastest = {Problem(64, 1024, 1024): skinny, Problem.parse_size(8192): KERNELS[:2]}
+    coalesced = [stage_named("coalesced")]
+    assert siblings_best(fastest, coalesced, PROBLEM) == list(KERNELS[:2])
 
 
 def test_a_stage_that_is_gone_costs_its_entry_only(tmp_path: Path) -> None:

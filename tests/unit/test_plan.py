@@ -169,7 +169,7 @@ def test_a_tiny_budget_is_kept(trials: int) -> None:
 
 
 def test_the_real_ladder_gets_candidates_on_every_rung() -> None:
-    stages = [stage for stage in ladder() if stage.precision is Precision.FP32]
+    stages = [stage for stage in ladder() if stage.precision is Precision.FP32 and stage.suits(SIZE)]
     chosen = choose(SIZE, stages, SM_121, trials=PLAN_TRIALS, seed=0)
     count = Counter(type(kernel) for kernel in chosen)
     assert len(chosen) == PLAN_TRIALS

@@ -157,6 +157,17 @@ def test_each_problem_has_its_own_study_and_entry(bench: Bench) -> None:
     }
 
 
+def test_each_problem_is_searched_in_the_stages_that_suit_it(bench: Bench) -> None:
+    few_rows, cube = Problem(16, 2048, 512), Problem(2048, 2048, 2048)
+    both = replace(bench, stages=("coalesced", "skinny"), problems=(few_rows, cube))
+    first, second = both.search(trials=40)
+    stages = {shape: {row["stage"] for row in both.rows() if row["m"] == shape} for shape in ("16", "2048")}
+    assert stages == {"16": {"coalesced", "skinny"}, "2048": {"coalesced"}}
+    assert (first.stopped, second.stopped, second.done) == (Stop.TRIALS, Stop.EXHAUSTED, len(KERNELS))
+    (alone,) = bench.search(trials=40)
+    assert alone.study == second.study, "a stage that does not suit the shape is no part of its study"
+
+
 def test_a_shape_starts_from_the_best_of_its_neighbours(bench: Bench) -> None:
     bench.search(trials=len(KERNELS))
     before = len(tried(bench))

@@ -261,6 +261,18 @@ def test_each_shape_is_measured_in_its_own_configuration_or_the_nearest_shapes(
     assert config.read_bytes() == before
 
 
+def test_no_configuration_is_borrowed_that_does_not_suit_the_shape(
+    run: Callable[[Script], SuiteResult], config: Path
+) -> None:
+    skinny = stage_named("skinny")()
+    store(config, Problem(900, 512, 500), skinny)
+    assert [(row.kernel, row.tuned_at) for row in run(Script()).rows][:2] == [(NAIVE, SQUARE)] * 2
+    store(config, SQUARE, skinny)  # its own, whatever it suits
+    own, borrowed, _ = run(Script()).rows
+    assert (own.kernel, own.tuned_at) == (skinny, SQUARE)
+    assert (borrowed.kernel, borrowed.tuned_at) == (COALESCED, WIDE)
+
+
 def test_the_best_of_cublaslt_is_measured_beside_it(run: Callable[[Script], SuiteResult]) -> None:
     heuristics = (FakeAlgorithm(1.9), FakeAlgorithm(1.5))
     found = run(Script(ms={str(NAIVE): 1.25, str(COALESCED): 1.6}, heuristics=heuristics))

@@ -48,7 +48,7 @@ from tests.fakes import INFO, InlinePool, InlineWorker, Script, kernels_of
 
 SM_90 = parse_arch("sm_90")
 FP32 = [stage for stage in ladder() if stage.precision is Precision.FP32]
-LEGAL = sum(len(stage.legal(SM_90)) for stage in FP32)
+LEGAL = sum(len(stage.legal(SM_90)) for stage in FP32 if stage.name() != "skinny")  # it is no shape for it
 MEASURED = Measurement(1.0, 1.0, 1.0, 10, 2.0, 2.0, Accuracy(0.0, 1.0, 0.0, 0.0))
 TRIALS = 12
 ABSENT = Peer(space=1, left_out=0, why="not installed")
