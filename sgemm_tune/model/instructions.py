@@ -216,13 +216,13 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
     if not traits.shared:
         return Copy(0.0, 0.0, 2.0 * bk, 0.0, round(size * L1_MISSES))
     a, b = bm * bk / kernel.computing_threads, bn * bk / kernel.computing_threads
+    if traits.copying_warps:
+        return _copy_apart(kernel, problem, a, b, size)
     aligned = problem.lda % traits.vector == 0 == problem.ldb % traits.vector
     loads = (a + b) / (traits.vector if aligned else 1)
     issue = STEP_OVERHEAD + loads * (1 + LOAD_OVERHEAD)
     if traits.async_copy:  # A float by float, so that it arrives transposed
         loads = a + b / (traits.vector if aligned else 1)
-        if traits.copying_warps:
-            return _copy_apart(kernel, problem, a, b, size)
         return Copy(loads, 0.0, STEP_OVERHEAD + loads * ASYNC_CYCLES, 0.0, size)
     if kernel.mma_k:  # rounded to TF32 float by float, stored as they lie
         stores = (a + b) / traits.vector

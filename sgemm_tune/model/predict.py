@@ -152,7 +152,9 @@ def predict(
     grid = kernel.grid(problem) // kernel.split_k * splits
     if not held.blocks:
         return _impossible(used, held, grid)
-    read = _dram_bytes(kernel, problem, min(grid, held.blocks * sms), splits, l2_bytes)
+    read = _dram_bytes(
+        kernel, problem, grid, wave=min(grid, held.blocks * sms), splits=splits, l2_bytes=l2_bytes
+    )
     parts = kernel.blocks(problem, sms) if kernel.even_waves else 0
     few = parts > grid > 0  # tiles, of which each is then shared by several blocks
     if few:
@@ -222,12 +224,14 @@ def predict_on_board(
     )
 
 
-def _dram_bytes(kernel: Kernel, problem: Problem, wave: int, splits: int, l2_bytes: int) -> float:
+def _dram_bytes(
+    kernel: Kernel, problem: Problem, grid: int, *, wave: int, splits: int, l2_bytes: int
+) -> float:
     """Bytes from device memory: each wave reads the panels it covers, in groups of GROUP rows of tiles."""
     if problem.bytes <= l2_bytes or wave == 0:
         return problem.bytes
     bm, bn, _ = kernel.tile
-    waves = kernel.grid(problem) // kernel.split_k * splits / wave
+    waves = grid / wave
     tiles = ceil_div(wave, splits)
     columns = ceil_div(problem.n, bn)
     groups = ceil_div(tiles, GROUP * columns)

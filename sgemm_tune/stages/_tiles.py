@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sgemm_tune.arch import REGISTERS_PER_SM, REGISTERS_PER_THREAD, WARP
-from sgemm_tune.kernel import Rules, TiledKernel
+from sgemm_tune.arch import REGISTERS_PER_SM, REGISTERS_PER_THREAD, SMEM_RESERVED_PER_BLOCK, WARP, Arch
+from sgemm_tune.kernel import Kernel, Rules, TiledKernel
 from sgemm_tune.problem import FLOAT_BYTES
 
 VECTOR = 4
@@ -13,6 +13,15 @@ VECTOR = 4
 def divides(part: int, whole: int) -> bool:
     """Whether whole is made of whole parts; never where there are no parts at all."""
     return part > 0 and whole % part == 0
+
+
+def fits_an_sm(kernel: Kernel, blocks: int, arch: Arch) -> Rules:
+    """That an SM has the shared memory of so many of the kernel's blocks."""
+    needed = blocks * (kernel.smem_bytes + SMEM_RESERVED_PER_BLOCK)
+    yield (
+        needed <= arch.smem_per_sm,
+        f"{arch.name} gives an SM {arch.smem_per_sm} bytes of shared memory, not {needed}",
+    )
 
 
 class PatchKernel(TiledKernel):

@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sgemm_tune.arch import (
-    REGISTERS_PER_SM,
-    REGISTERS_PER_THREAD,
-    SMEM_RESERVED_PER_BLOCK,
-    WARP,
-    Arch,
-)
+from sgemm_tune.arch import REGISTERS_PER_SM, REGISTERS_PER_THREAD, WARP, Arch
 from sgemm_tune.kernel import Rules, TiledKernel, Traits, register, tune
 from sgemm_tune.problem import FLOAT_BYTES, Problem
-from sgemm_tune.stages._tiles import VECTOR, divides
+from sgemm_tune.stages._tiles import VECTOR, divides, fits_an_sm
 
 FEW_ROWS, FEW_COLUMNS = 0, 1
 """Values of SIDE."""
@@ -158,8 +152,4 @@ class Skinny(TiledKernel):
 
     def _limits(self, arch: Arch) -> Rules:
         yield from super()._limits(arch)
-        needed = self.MIN_BLOCKS * (self.smem_bytes + SMEM_RESERVED_PER_BLOCK)
-        yield (
-            needed <= arch.smem_per_sm,
-            f"{arch.name} gives an SM {arch.smem_per_sm} bytes of shared memory, not {needed}",
-        )
+        yield from fits_an_sm(self, self.MIN_BLOCKS, arch)

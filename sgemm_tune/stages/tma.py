@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sgemm_tune.arch import REGISTERS_PER_SM, SMEM_RESERVED_PER_BLOCK, WARP, Arch
+from sgemm_tune.arch import REGISTERS_PER_SM, WARP, Arch
 from sgemm_tune.kernel import Rules, Traits, register, tune
 from sgemm_tune.problem import FLOAT_BYTES, Problem
 from sgemm_tune.stages._async import A_PAD
-from sgemm_tune.stages._tiles import VECTOR, WarpTiledKernel
+from sgemm_tune.stages._tiles import VECTOR, WarpTiledKernel, fits_an_sm
 
 COPYING = 4 * WARP
 """Threads that copy."""
@@ -139,8 +139,4 @@ class Tma(WarpTiledKernel):
 
     def _limits(self, arch: Arch) -> Rules:
         yield from super()._limits(arch)
-        needed = self.MIN_BLOCKS * (self.smem_bytes + SMEM_RESERVED_PER_BLOCK)
-        yield (
-            needed <= arch.smem_per_sm,
-            f"{arch.name} gives an SM {arch.smem_per_sm} bytes of shared memory, not {needed}",
-        )
+        yield from fits_an_sm(self, self.MIN_BLOCKS, arch)
