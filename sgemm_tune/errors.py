@@ -67,6 +67,10 @@ class LaunchError(SgemmTuneError):
     """The driver refused to load or launch a kernel (the context is still usable)."""
 
 
+class OutOfDeviceMemory(SgemmTuneError):
+    """The GPU's memory is too small for what was asked of it (the context is still usable)."""
+
+
 class DeviceFault(SgemmTuneError):
     """A kernel broke the CUDA context (illegal access, misaligned address, assert): it must be replaced."""
 

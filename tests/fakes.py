@@ -23,7 +23,14 @@ from sgemm_tune.arch import Arch, parse_arch
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
-from sgemm_tune.errors import CompileError, DeviceFault, DeviceUnavailable, LaunchError
+from sgemm_tune.device.workspace import Workspace
+from sgemm_tune.errors import (
+    CompileError,
+    DeviceFault,
+    DeviceUnavailable,
+    LaunchError,
+    OutOfDeviceMemory,
+)
 from sgemm_tune.kernel import Kernel, stage_named, suited
 from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.cublaslt import CublasLtTime, best_of_cublaslt
@@ -80,6 +87,7 @@ DEVICE_FAULTS: dict[str, tuple[Status, str]] = {
     "race_when_tuned": (Status.WRONG, "a race"),
     "too_much_smem": (Status.LAUNCH, "invalid argument"),
     "launch_refused": (Status.LAUNCH, "out of resources"),
+    "own_memory_too_large": (Status.LAUNCH, "no room for 1024.0 MiB of its own"),
     "refused_when_timed": (Status.LAUNCH, "too many resources"),
     "illegal_access": (Status.CRASHED, "illegal memory access"),
     "misaligned_address": (Status.CRASHED, "misaligned address"),
@@ -218,6 +226,9 @@ class FakeDevice:
                 raise LaunchError("cublasLtMatmul refused the product with status 15")
             return loaded.check
         fault = self.script.fault(loaded)
+        if fault == "own_memory_too_large":
+            workspace = Workspace(_no_memory)
+            workspace.making_room(lambda: workspace.reserve(1 << 30))
         timed = "time" in self.calls
         if fault == "wrong_when_tuned" or (fault == "wrong_after_timing" and timed):
             return Check(0.5, 0.5)
@@ -313,6 +324,10 @@ def _raise(error: Exception) -> Callable[[], None]:
 
 def _signal(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
+
+
+def _no_memory(size: int) -> Any:
+    raise OutOfDeviceMemory(f"out of device memory while reserving {size} bytes")
 
 
 def _sleep() -> None:

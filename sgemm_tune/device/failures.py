@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from sgemm_tune.errors import DeviceFault, LaunchError, SgemmTuneError
+from sgemm_tune.errors import DeviceFault, LaunchError, OutOfDeviceMemory
 
 _OUT_OF_MEMORY = 2
 _STICKY = frozenset({700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
@@ -21,7 +21,7 @@ def cuda_errors(doing: str) -> Iterator[None]:
     Raises:
         DeviceFault: the context is broken.
         LaunchError: the driver refused, and the context still works.
-        SgemmTuneError: out of device memory.
+        OutOfDeviceMemory: the device's memory is too small; `Workspace.making_room` knows for whom.
     """
     from cupy.cuda.memory import OutOfMemoryError
     from cupy_backends.cuda.api.driver import CUDADriverError
@@ -31,12 +31,12 @@ def cuda_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except OutOfMemoryError as error:
-        raise SgemmTuneError(f"out of device memory while {doing}: {error}") from error
+        raise OutOfDeviceMemory(f"out of device memory while {doing}: {error}") from error
     except CUBLASError as error:
         raise DeviceFault(f"cuBLAS failed while {doing}: {error}") from error
     except (CUDADriverError, CUDARuntimeError) as error:
         if error.status in _STICKY:
             raise DeviceFault(f"{error} while {doing}") from error
         if error.status == _OUT_OF_MEMORY:
-            raise SgemmTuneError(f"out of device memory while {doing}: {error}") from error
+            raise OutOfDeviceMemory(f"out of device memory while {doing}: {error}") from error
         raise LaunchError(f"{error} while {doing}") from error

@@ -77,7 +77,7 @@ class GpuDevice:
             self._fixtures = Fixtures(self._harness, self._info.memory_bytes // _FIXTURES_SHARE)
             self._timer = Timer(self._nvml.read)
             self._blas = Blas()
-        self._workspace = Workspace()
+        self._workspace = Workspace(_bytes_of_memory)
         self._cublaslt: CublasLt | None = None
         self._tuned: _Tuned | None = None
 
@@ -107,32 +107,17 @@ class GpuDevice:
 
     def check(self, loaded: Run, case: Case, precision: Precision, seed: int) -> Check:
         """Run `loaded` (None: cuBLAS) once on `case` over guarded, NaN-filled buffers and compare it."""
-        with cuda_errors(f"running {_named(loaded)} on {case.problem.shape}"):
+
+        def check() -> Check:
             fixture = self._fixtures.get(case, seed)
             self._launch(loaded, fixture.operands, precision)
             return self._harness.check(fixture)
 
+        return self._with_room(loaded, case.problem, check)
+
     def check_tuned(self, loaded: Run, problem: Problem, precision: Precision, seed: int) -> Check:
         """The same on the tuned shape, twice, against a reference that is kept between calls."""
-        with cuda_errors(f"running {_named(loaded)} on {problem.shape}"):
-            tuned = self._prepare(problem, seed)
-            if loaded is None and precision in tuned.baselines:
-                return tuned.baselines[precision]
-            fixture = tuned.fixture
-            # launches are timed on the way: the timer then need not find out how long one takes
-            fixture.restore()
-            once = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
-            first = fixture.c_words().copy()
-            fixture.restore()
-            again = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
-            check = self._harness.check(fixture, earlier=first)
-            # the shorter of two: of single ones, 9 in 4864 were disturbed and read up to 2.3 times too long
-            check = replace(check, ms=min(once(), again()))
-            if loaded is None:
-                tuned.baselines[precision] = check
-            else:
-                tuned.launch_ms[loaded] = check.ms
-            return check
+        return self._with_room(loaded, problem, lambda: self._checked_tuned(loaded, problem, precision, seed))
 
     def time(
         self,
@@ -153,6 +138,40 @@ class GpuDevice:
     def telemetry(self) -> Telemetry:
         """Clocks, power and throttle reasons as they were while the last samples were taken."""
         return self._timer.telemetry
+
+    def _with_room(self, loaded: Run, problem: Problem, check: Callable[[], Check]) -> Check:
+        """`check()`, its failures in this package's words, with all the memory that there can be.
+
+        Raises:
+            LaunchError: the driver refused, or the kernel's own memory does not fit beside the operands.
+            OutOfDeviceMemory: the operands do not fit.
+        """
+
+        def translated() -> Check:
+            with cuda_errors(f"running {_named(loaded)} on {problem.shape}"):
+                return check()
+
+        return self._workspace.making_room(translated)
+
+    def _checked_tuned(self, loaded: Run, problem: Problem, precision: Precision, seed: int) -> Check:
+        tuned = self._prepare(problem, seed)
+        if loaded is None and precision in tuned.baselines:
+            return tuned.baselines[precision]
+        fixture = tuned.fixture
+        # launches are timed on the way: the timer then need not find out how long one takes
+        fixture.restore()
+        once = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
+        first = fixture.c_words().copy()
+        fixture.restore()
+        again = launch_ms(lambda: self._launch(loaded, fixture.operands, precision))
+        check = self._harness.check(fixture, earlier=first)
+        # the shorter of two: of single ones, 9 in 4864 were disturbed and read up to 2.3 times too long
+        check = replace(check, ms=min(once(), again()))
+        if loaded is None:
+            tuned.baselines[precision] = check
+        else:
+            tuned.launch_ms[loaded] = check.ms
+        return check
 
     def _launcher(self, run: Run, sets: Sequence[Operands], precision: Precision) -> Callable[[int], None]:
         return lambda i: self._launch(run, sets[i], precision)
@@ -191,6 +210,13 @@ class GpuDevice:
         self._fixtures.clear()
         self._workspace.release()
         cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _bytes_of_memory(size: int) -> Any:
+    import cupy
+
+    with cuda_errors(f"reserving {size} bytes for a kernel"):
+        return cupy.empty(size, dtype=cupy.uint8)
 
 
 def _named(loaded: Run) -> str:

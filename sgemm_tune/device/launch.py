@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sgemm_tune.compiler.nvrtc import Binary
-from sgemm_tune.device.operands import Operands
+from sgemm_tune.device.operands import Matrix, Operands
 from sgemm_tune.device.tensor_maps import TiledMap, encode, tiled_map
 from sgemm_tune.device.workspace import Workspace
 from sgemm_tune.kernel import ENTRY_POINT, Kernel, ceil_div
@@ -98,22 +98,14 @@ class Loaded:
         own, packed = self._own_memory(operands)
         if packed is not None:
             self._launch_pack(operands, packed)
-        # Python ints and floats would arrive as 64-bit arguments
         self.function(
             (blocks,),
             (self.kernel.threads,),
             (
-                np.int32(p.m),
-                np.int32(p.n),
-                np.int32(p.k),
-                np.float32(p.alpha),
-                np.uintp(operands.pointer(operands.a)),
-                np.int32(p.lda),
-                np.uintp(operands.pointer(operands.b)),
-                np.int32(p.ldb),
+                *_sides_alpha_a(operands),
+                *_matrix(operands, operands.b, p.ldb),
                 np.float32(p.beta),
-                np.uintp(operands.pointer(operands.c)),
-                np.int32(p.ldc),
+                *_matrix(operands, operands.c, p.ldc),
                 *self._maps(operands, packed),
                 *((np.uintp(own),) if self.kernel.takes_workspace else ()),
             ),
@@ -134,20 +126,13 @@ class Loaded:
         return begin, Packed(begin + own, 0 if as_it_is else begin + own + sizes[0])
 
     def _launch_pack(self, operands: Operands, packed: Packed) -> None:
-        p = operands.problem
         self.pack(
-            (pack_blocks(p, packed),),
+            (pack_blocks(operands.problem, packed),),
             (PACK_THREADS,),
             (
-                np.int32(p.m),
-                np.int32(p.n),
-                np.int32(p.k),
-                np.float32(p.alpha),
-                np.uintp(operands.pointer(operands.a)),
-                np.int32(p.lda),
+                *_sides_alpha_a(operands),
                 np.uintp(packed.a),
-                np.uintp(operands.pointer(operands.b)),
-                np.int32(p.ldb),
+                *_matrix(operands, operands.b, operands.problem.ldb),
                 np.uintp(packed.b),
             ),
         )
@@ -168,3 +153,14 @@ class Loaded:
         p, box = operands.problem, self.kernel.box_of_b
         assert box is not None
         return tiled_map(operands.pointer(operands.b), p.k, p.n, p.ldb, box)
+
+
+def _sides_alpha_a(operands: Operands) -> tuple[np.generic, ...]:
+    """What a kernel takes first, and its pre-pass as well."""
+    p = operands.problem
+    sides = np.int32(p.m), np.int32(p.n), np.int32(p.k)  # Python's own numbers would arrive as 64 bits
+    return *sides, np.float32(p.alpha), *_matrix(operands, operands.a, p.lda)
+
+
+def _matrix(operands: Operands, matrix: Matrix, ld: int) -> tuple[np.generic, ...]:
+    return np.uintp(operands.pointer(matrix)), np.int32(ld)

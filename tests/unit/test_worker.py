@@ -106,6 +106,7 @@ def test_a_fault_costs_one_candidate_and_the_next_gets_a_clean_process(
     [
         ("half_unwritten", Status.WRONG),
         ("too_much_smem", Status.LAUNCH),
+        ("own_memory_too_large", Status.LAUNCH),
         ("refused_when_timed", Status.LAUNCH),
         ("no_time", Status.WRONG),
     ],
