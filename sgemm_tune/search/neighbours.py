@@ -15,7 +15,7 @@ from sgemm_tune.store.config_schema import Entry, kernel_of
 from sgemm_tune.store.configs import config_path, load_config, nearest_entries
 
 NEIGHBOURS = 4
-"""How many of them a search tries before its sampler speaks."""
+"""How many of them a search begins with, by turns with its sampler's proposals."""
 
 SIBLINGS = 24
 """The same of the shapes that are searched by one command: trying them costs no compilation."""

@@ -12,7 +12,7 @@ from sgemm_tune.problem import Problem
 
 
 def prior(stages: Sequence[type[Kernel]], problem: Problem, arch: Arch, info: DeviceInfo) -> list[float]:
-    """Predicted ms of every legal configuration, in the order of `study.space_of`."""
+    """Predicted ms of every legal configuration, in the order of `points.space_of`."""
     return [
         predict(
             kernel,

@@ -1,8 +1,8 @@
 """Which point of a finite pool to try next, given what is known so far. No Optuna, no kernels.
 
-The first points spread over the pool. Then each proposal maximises the expected improvement of the
-log time over the best one so far, as a Gaussian process (`surrogate`) sees it. Everything follows from
-the arguments and the seed: what is kept between calls only saves time.
+The first points spread over the pool, so that no stage is forgotten. Then each proposal maximises the
+expected improvement of the log time over the best one so far, as a Gaussian process (`surrogate`) sees it.
+Everything follows from the arguments and the seed: what is kept between calls only saves time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ class SurrogateSearch:
     Args:
         encoded: the pool.
         prior: a predicted time per point, or None.
+        stages: which stage each point is of; None: all are of one.
     """
 
-    def __init__(self, encoded: Encoded, prior: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, encoded: Encoded, prior: Sequence[float] | None = None, stages: Sequence[str] | None = None
+    ) -> None:
         self._encoded = encoded if prior is None else encoded.with_prior(prior)
         self._prior = None if prior is None else log_times(prior)
+        self._stages: Ints = np.unique(stages or [""] * len(encoded.codes), return_inverse=True)[1]
         self._epoch = -1
         self._posterior: Posterior | None = None
         self._left_out: set[int] = set()
@@ -61,8 +65,11 @@ class SurrogateSearch:
             chance: makes the source of chance for this proposal, which most of them do without.
         """
         waiting = [place for place in under_way if place not in results]
-        if len(results) + len(waiting) < _START or len(results) < _START // 2:
-            return self._spread(np.array([*results, *waiting], dtype=np.intp), free, chance())
+        taken = np.array([*results, *waiting], dtype=np.intp)
+        if len(taken) < _START or len(results) < _START // 2:
+            return self._spread(taken, free, chance())
+        if (left_out := self._best_of_another_stage(taken, free)) is not None:
+            return left_out
         posterior = self._updated(results, waiting)
         choices = np.flatnonzero(free[posterior.among])
         if not len(choices):
@@ -80,7 +87,8 @@ class SurrogateSearch:
         return int(posterior.among[choices[int(np.argmax(gain))]])
 
     def _spread(self, taken: Ints, free: Flags, rng: np.random.Generator) -> int:
-        """A point far from those taken; with a prior, every second one is the best predicted so far.
+        """A point far from those taken; with a prior, every second one is the best predicted so far, and of
+        the others, those come first that are the best predicted of their stages.
 
         What the prior gives several times the best time is left out: one launch of a naive kernel at 8192
         takes as long as fifty of a good one, and teaches nothing about those.
@@ -90,6 +98,8 @@ class SurrogateSearch:
             predicted = self._prior[places]
             if len(taken) % 2 == 0:
                 return int(places[np.argmin(predicted)])
+            if (another := self._best_of_another_stage(taken, free)) is not None:
+                return another
             places = places[predicted <= predicted.min() + _HOPELESS]
         drawn = rng.choice(places, size=min(_SPREAD_AMONG, len(places)), replace=False)
         codes = self._encoded.codes
@@ -98,6 +108,20 @@ class SurrogateSearch:
             gap = sum(t[codes[drawn, d], codes[place, d]] for d, t in enumerate(self._encoded.distances))
             nearest = np.minimum(nearest, gap)
         return int(drawn[np.argmax(nearest)])
+
+    def _best_of_another_stage(self, taken: Ints, free: Flags) -> int | None:
+        """Of the stages that no point taken is of, the best predicted one; None where all had their chance.
+
+        Without it, points to begin with that are all of one stage would decide the search: to the model,
+        stages of which it knows no result are all alike, whatever the prior says of them.
+        """
+        if self._prior is None:
+            return None
+        tried = np.zeros(self._stages.max() + 1, dtype=np.bool_)
+        tried[self._stages[taken]] = True
+        hopeful = self._prior <= self._prior.min() + _HOPELESS
+        places = np.flatnonzero(free & hopeful & ~tried[self._stages])
+        return int(places[np.argmin(self._prior[places])]) if len(places) else None
 
     def _updated(self, results: Mapping[int, float], waiting: Sequence[int]) -> Posterior:
         """The posterior with all results and points under way, fitted anew where an epoch begins."""

@@ -126,7 +126,7 @@ class SurrogateSampler(PoolSampler):
 
     def __init__(self, space: Space, seed: int | None, prior: Sequence[float] | None) -> None:
         super().__init__(space, seed, prior)
-        self._search = SurrogateSearch(encoding_of(space), prior)
+        self._search = SurrogateSearch(encoding_of(space), prior, space.stages)
         self._results: dict[int, float] = {}
         self._known: dict[int, tuple[int, float]] | None = None  # what they were made of
         self._count = 0  # and how much of it there was

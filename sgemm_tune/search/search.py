@@ -23,7 +23,7 @@ from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.errors import DeviceUnavailable, StorageError, UsageError
 from sgemm_tune.kernel import Kernel
-from sgemm_tune.measure.outcome import Measurement, Origin, Outcome, Status
+from sgemm_tune.measure.outcome import Origin
 from sgemm_tune.measure.protocol import Request
 from sgemm_tune.measure.worker import GpuWorker
 from sgemm_tune.problem import Problem
@@ -31,11 +31,13 @@ from sgemm_tune.search.finalists import LastRound
 from sgemm_tune.search.interrupts import Interrupts
 from sgemm_tune.search.neighbours import neighbours_best, siblings_best
 from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline, responsive
+from sgemm_tune.search.points import point_of, space_of
 from sgemm_tune.search.prior import prior
 from sgemm_tune.search.samplers import make_sampler
 from sgemm_tune.search.storage import Storage, default_journal, open_storage
-from sgemm_tune.search.study import Candidate, TuningStudy, point_of, space_of, study_name
-from sgemm_tune.search.types import Failures, OnEvent, Progress, SearchResult, SearchSettings, Stop
+from sgemm_tune.search.study import Candidate, TuningStudy, study_name
+from sgemm_tune.search.tally import Tally
+from sgemm_tune.search.types import OnEvent, SearchResult, SearchSettings, Stop
 from sgemm_tune.store.results import ResultsFile, Row, row
 
 _POLL_SECONDS = 0.2
@@ -119,8 +121,8 @@ class _ProblemSearch:
         means: _Means,
         siblings: Mapping[Problem, Sequence[Kernel]],
     ) -> None:
-        self._started = time.monotonic()
         arch, worker, pool, settings = means.arch, means.worker, means.pool, means.settings
+        self._tally = Tally(problem, settings.timeout)
         self._problem, self._worker, self._pool, self._settings = problem, worker, pool, settings
         self._interrupts, self._on_event = means.interrupts, means.on_event
         self._precision = stages[0].precision
@@ -145,13 +147,10 @@ class _ProblemSearch:
         first = [point_of(kernel) for kernel in dict.fromkeys([*best_elsewhere, *best_before])]
         self._study = TuningStudy(means.storage, name, space, sampler, first)
         self._total = min(settings.trials, len(space))
-        self._healthy: list[tuple[Kernel, Measurement]] = []
-        self._best: tuple[Kernel, Measurement] | None = None  # of those
-        self._failures: dict[Status, Failures] = {}
-        self._done = self._new = self._compiled = 0
+        self._compiled = 0
         self._bookkeeping = 0.0  # seconds
         self._rows: list[Row] = []
-        self._flushed = self._started
+        self._flushed = self._tally.started
         self._busy_before = worker.busy_seconds
 
     def run(self) -> SearchResult:
@@ -159,21 +158,21 @@ class _ProblemSearch:
         resumed = self._take_up()
         stopped = self._try_candidates()
         self._take_up()
-        seconds = time.monotonic() - self._started
+        seconds = self._tally.seconds
         busy = self._worker.busy_seconds - self._busy_before
-        self._tell_progress(last_round=True)
-        verdict = self._last_round.play(self._healthy)
+        self._on_event(self._tally.progress(self._total, last_round=True))
+        verdict = self._last_round.play(self._tally.healthy)
         return SearchResult(
             problem=self._problem,
             study=self._study.name,
             stopped=stopped,
             verdict=verdict,
-            failures=dict(self._failures),
-            done=self._done,
-            new=self._new,
+            failures=dict(self._tally.failures),
+            done=self._tally.done,
+            new=self._tally.new,
             resumed=resumed,
             path=self._last_round.path if verdict.measurement is not None else None,
-            seconds=time.monotonic() - self._started,
+            seconds=self._tally.seconds,
             search_seconds=seconds,
             gpu_busy=busy / max(seconds, 1e-9),
             bookkeeping=self._bookkeeping / max(seconds, 1e-9),
@@ -182,7 +181,7 @@ class _ProblemSearch:
 
     def fastest(self) -> list[Kernel]:
         """The healthy configurations, the fastest first."""
-        return [kernel for kernel, _ in sorted(self._healthy, key=lambda pair: pair[1].ms)]
+        return self._tally.fastest()
 
     def _take_up(self) -> int:
         """Take over what the study knows, from whichever process; the number of its trials that ended.
@@ -190,12 +189,7 @@ class _ProblemSearch:
         The table gets the rows that a crash kept from it.
         """
         finished = self._study.finished()
-        self._done = 0
-        self._healthy.clear()
-        self._best = None
-        self._failures.clear()
-        for trial in finished:
-            self._count(trial.kernel, trial.outcome)
+        self._tally.recount((trial.kernel, trial.outcome) for trial in finished)
         self._table.reconcile(trial.row for trial in finished)
         return len(finished)
 
@@ -206,7 +200,7 @@ class _ProblemSearch:
                 # proposals that know more results are better ones: as few ahead as keep all compilers busy
                 return self._feed(pipeline, ahead=jobs + max(_AT_ONCE, jobs // 4) + GPU_QUEUE)
         except DeviceUnavailable as error:
-            kept = f"{self._done} trials are stored, and the same command goes on from there"
+            kept = f"{self._tally.done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error
         finally:
             with suppress(StorageError):  # whoever opens the study next settles it
@@ -227,7 +221,7 @@ class _ProblemSearch:
         if self._interrupts.asked:
             return Stop.INTERRUPTED
         timeout = self._settings.timeout
-        if timeout is not None and time.monotonic() - self._started >= timeout:
+        if timeout is not None and self._tally.seconds >= timeout:
             return Stop.TIMEOUT
         return None
 
@@ -243,7 +237,7 @@ class _ProblemSearch:
         return len(candidates) == room
 
     def _request(self, kernel: Kernel, binary: Binary) -> Request:
-        best = self._best
+        best = self._tally.best
         return Request(kernel, binary, self._problem, self._settings.policy, best[1].ms if best else None)
 
     def _store(self, ended: Sequence[Done[Candidate]], compiling: int) -> None:
@@ -265,12 +259,13 @@ class _ProblemSearch:
                 self._rows.append(found)
                 if time.monotonic() - self._flushed > _FLUSH_SECONDS:
                     self._flush_rows()
-            self._count(kernel, done.outcome)
-            self._new += 1
             self._compiled += done.binary is None or not done.binary.cached
-            self._tell_progress(compiling, (kernel, done.outcome))
+            self._tally.add(kernel, done.outcome)
+            self._on_event(
+                self._tally.progress(self._total, compiling=compiling, last=(kernel, done.outcome))
+            )
         if not ended:
-            self._tell_progress(compiling)
+            self._on_event(self._tally.progress(self._total, compiling=compiling))
 
     def _flush_rows(self) -> None:
         """Write the rows to the table that it lacks; until then, the study could restore them."""
@@ -283,38 +278,3 @@ class _ProblemSearch:
         began = time.monotonic()
         yield
         self._bookkeeping += time.monotonic() - began
-
-    def _count(self, kernel: Kernel, outcome: Outcome) -> None:
-        self._done += 1
-        if isinstance(outcome, Measurement):
-            self._healthy.append((kernel, outcome))
-            if self._best is None or outcome.ms < self._best[1].ms:
-                self._best = kernel, outcome
-            return
-        known = self._failures.get(outcome.status)
-        example = known.example if known else f"{kernel}: {outcome.reason}"
-        self._failures[outcome.status] = Failures(known.count + 1 if known else 1, example)
-
-    def _tell_progress(
-        self, compiling: int = 0, last: tuple[Kernel, Outcome] | None = None, last_round: bool = False
-    ) -> None:
-        elapsed = time.monotonic() - self._started
-        rate = self._new / elapsed if elapsed > 0 else 0.0
-        eta = (self._total - self._done) / rate if rate else None
-        if eta is not None and self._settings.timeout is not None:
-            eta = min(eta, max(0.0, self._settings.timeout - elapsed))
-        self._on_event(
-            Progress(
-                problem=self._problem,
-                done=self._done,
-                total=max(self._total, self._done),
-                new=self._new,
-                best=self._best,
-                rate=rate,
-                eta=eta,
-                failures=dict(self._failures),
-                compiling=compiling,
-                last=last,
-                last_round=last_round,
-            )
-        )

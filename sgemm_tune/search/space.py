@@ -12,6 +12,9 @@ Value = int | float | str | bool
 Point = Mapping[str, Value]
 """One configuration: its values by name. Names that its stage does not have are absent."""
 
+STAGE = "stage"
+"""The name that comes first where points are of several stages: which of them the other names belong to."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -48,6 +51,11 @@ class Space:
     def index(self, point: Point) -> int | None:
         """The point's place in `points`, or None where it is not legal."""
         return self._index.get(_key(point))
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        """Which stage each point is of; an empty name where it does not say so."""
+        return tuple(str(point.get(STAGE, "")) for point in self.points)
 
     @cached_property
     def fingerprint(self) -> str:

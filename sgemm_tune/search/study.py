@@ -15,7 +15,6 @@ This module imports Optuna, so import it inside functions only.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -26,47 +25,21 @@ from typing import Any
 import optuna  # noqa: TID251, TID253
 from optuna.trial import FrozenTrial, Trial, TrialState  # noqa: TID251, TID253
 
-from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.sources import source_text
-from sgemm_tune.kernel import Kernel, stage_named
+from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import Accuracy, DeviceInfo, Measurement, Outcome, Rejected, Status, Telemetry
 from sgemm_tune.problem import Problem
 from sgemm_tune.search.owners import is_alive, owner_token
+from sgemm_tune.search.points import kernel_of
 from sgemm_tune.search.pool_sampler import PoolSampler
 from sgemm_tune.search.space import Point, Space
 from sgemm_tune.search.storage import Storage
 from sgemm_tune.store.files import locked
 from sgemm_tune.store.results import Row
 
-STAGE = "stage"
-"""The first name of every point: which stage the others belong to."""
-
 _OWNER, _RESULT = "owner", "result"
 _VALID = "valid"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
-
-_stage_named = functools.cache(stage_named)  # which walks the whole ladder
-
-
-@functools.lru_cache(maxsize=4)  # the shapes of a command mostly have the same stages
-def space_of(stages: tuple[type[Kernel], ...], arch: Arch) -> Space:
-    """Every legal configuration of the stages as one space, so that rungs compete."""
-    return Space.of(point_of(kernel) for stage in stages for kernel in stage.legal(arch))
-
-
-def point_of(kernel: Kernel) -> Point:
-    """The point of `space_of` that stands for a configuration."""
-    return {STAGE: kernel.name(), **kernel.params}
-
-
-def kernel_of(point: Point) -> Kernel:
-    """The configuration that a point of `space_of` stands for.
-
-    Raises:
-        UnknownName: no such stage.
-        IllegalConfiguration: values that the stage does not have.
-    """
-    return _stage_named(str(point[STAGE])).from_params({n: v for n, v in point.items() if n != STAGE})
 
 
 def study_name(
@@ -122,7 +95,8 @@ class TuningStudy:
         name: `study_name`.
         space: what may be proposed.
         sampler: proposes.
-        first: points to propose before the sampler speaks, in this order, unless they were tried.
+        first: points to begin with, in this order, unless they were tried. They and the sampler's proposals
+            come by turns: what was fastest elsewhere must not keep the sampler from looking elsewhere.
 
     Raises:
         StorageError: the storage cannot be used.
@@ -257,8 +231,8 @@ class TuningStudy:
         return next((self.space.points[place] for place in lost if place not in held), None)
 
     def _untried_first(self) -> Point | None:
-        """The next of the points to begin with that nobody has tried."""
-        if not self._first:
+        """The next of the points to begin with that nobody has tried; every second trial is the sampler's."""
+        if not self._first or self._ledger.known % 2:
             return None
         seen = self._ledger.seen()
         while self._first:

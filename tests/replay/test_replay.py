@@ -15,9 +15,9 @@ from benchmarks.replay import Replay, Table, main, read_table, replay, summary
 from sgemm_tune.arch import ARCHS
 from sgemm_tune.kernel import ladder
 from sgemm_tune.problem import Precision
+from sgemm_tune.search.points import kernel_of, point_of
 from sgemm_tune.search.samplers import DEFAULT_SAMPLER
 from sgemm_tune.search.space import Point
-from sgemm_tune.search.study import kernel_of, point_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXHAUSTIVE = ROOT / "results" / "exhaustive_h200_4096.csv.gz"

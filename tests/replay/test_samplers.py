@@ -24,7 +24,7 @@ from sgemm_tune.search.samplers import (
     remaining,
     suggest,
 )
-from sgemm_tune.search.space import Point, Space
+from sgemm_tune.search.space import STAGE, Point, Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -242,6 +242,54 @@ def study_times(study: optuna.Study) -> list[float]:
     """The times of the candidates that did not fail."""
     trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     return [t.value for t in trials if t.value is not None and not any(v > 0 for v in t.constraints.values())]
+
+
+def three_stages() -> tuple[Space, list[float]]:
+    """40 points each, and predictions: from 1 ms, from 2 ms, and hopeless."""
+    least = {"first": 1.0, "second": 2.0, "slow": 9.0}
+    points = [(name, side, depth) for name in least for side in range(1, 9) for depth in range(1, 6)]
+    space = Space.of([{STAGE: name, f"{name}_side": side, "depth": depth} for name, side, depth in points])
+    return space, [least[name] * (1 + side * depth / 100) for name, side, depth in points]
+
+
+def test_a_start_from_predictions_tries_the_best_of_every_stage_that_is_not_hopeless() -> None:
+    space, predicted = three_stages()
+    study = optuna.create_study(sampler=make_sampler("gp", space, 0, predicted))
+    points = [suggest(study.ask(), space) for _ in range(12)]
+    assert points[0] == {STAGE: "first", "first_side": 1, "depth": 1}
+    assert points[1] == {STAGE: "second", "second_side": 1, "depth": 1}
+    assert not [point for point in points if point[STAGE] == "slow"]
+    assert sum(point[STAGE] == "first" for point in points) >= 6, "the best predicted of all by turns"
+
+
+@pytest.mark.parametrize("known", [13, 30])
+def test_results_of_one_stage_alone_do_not_end_the_start(known: int) -> None:
+    space, predicted = three_stages()
+    study = optuna.create_study(sampler=make_sampler("gp", space, 0, predicted))
+    for place in range(known):
+        study.enqueue_trial(dict(space.points[place]))
+        trial = study.ask()
+        assert suggest(trial, space) == space.points[place]
+        study.tell(trial, 3 * predicted[place])
+    assert suggest(study.ask(), space) == {STAGE: "second", "second_side": 1, "depth": 1}
+
+
+def test_without_predictions_stages_are_names_like_others() -> None:
+    space, predicted = three_stages()
+    nameless = Space.of([{"kind" if n == STAGE else n: v for n, v in p.items()} for p in space.points])
+    assert run_places(space, None) == run_places(nameless, None)
+    assert run_places(space, predicted) != run_places(nameless, predicted)
+
+
+def run_places(space: Space, predicted: list[float] | None) -> list[int | None]:
+    """The first 30 proposals of a study in which every point takes as long as the one before it."""
+    study = optuna.create_study(sampler=make_sampler("gp", space, 0, predicted))
+    places = []
+    for _ in range(30):
+        trial = study.ask()
+        places.append(space.index(suggest(trial, space)))
+        study.tell(trial, 1.0)
+    return places
 
 
 def cliff(point: Point) -> float:

@@ -12,8 +12,8 @@ from benchmarks.model import H200, best_of_first, figures, main, predictions, sp
 from sgemm_tune.arch import ARCHS
 from sgemm_tune.kernel import Kernel, stage_named
 from sgemm_tune.problem import Problem
+from sgemm_tune.search.points import point_of
 from sgemm_tune.search.prior import prior
-from sgemm_tune.search.study import point_of
 from tests.fakes import INFO
 
 SM_90 = ARCHS["sm_90"]

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +174,26 @@ def test_a_shape_starts_from_the_best_of_its_neighbours(bench: Bench) -> None:
     replace(bench, problems=(Problem.parse_size(512),)).search(trials=3)
     assert tried(bench)[before] == str(FASTEST)
     assert len(set(tried(bench)[before : before + 3])) == 3, "and goes on with others"
+
+
+def test_what_was_fastest_elsewhere_and_the_samplers_proposals_come_by_turns(tmp_path: Path) -> None:
+    def timed(shapes: Sequence[int]) -> list[str]:
+        root = tmp_path / str(len(shapes))
+        script = Script(log=tmp_path / f"log of {len(shapes)}")
+        made = Bench(root, script, problems=tuple(Problem.parse_size(size) for size in shapes))
+        made.search(trials=len(KERNELS), sampler="exhaustive")
+        last_round = 5
+        return [kernel for what, kernel in made.log() if what == "gpu"][
+            -len(KERNELS) - last_round : -last_round
+        ]
+
+    fastest = [str(kernel) for kernel in sorted(KERNELS, key=default_ms)]
+    proposed = timed([1024])
+    expected: list[str] = []
+    for turn in range(len(KERNELS)):
+        order = proposed if turn % 2 else fastest
+        expected.append(next(name for name in order if name not in expected))
+    assert timed([512, 1024]) == expected != proposed
 
 
 def test_what_was_tried_is_not_tried_again_because_a_neighbour_had_it(bench: Bench) -> None:

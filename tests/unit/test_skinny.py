@@ -11,7 +11,8 @@ from sgemm_tune.kernel import ladder, suited
 from sgemm_tune.measure.cases import hard_cases
 from sgemm_tune.model.predict import predict
 from sgemm_tune.problem import Precision, Problem
-from sgemm_tune.search.study import STAGE, space_of
+from sgemm_tune.search.points import space_of
+from sgemm_tune.search.space import STAGE
 from sgemm_tune.stages.skinny import FEW_COLUMNS, FEW_ROWS, MOST_TILES, Skinny
 
 SM_90 = ARCHS["sm_90"]
