@@ -12,6 +12,8 @@
 //   - As many blocks as fit on the GPU, and each takes tile after tile; the next tile's buffers fill during the
 //     epilogue. With STREAM_K, the tiles of the last wave and the one before are shared out evenly along K, and where
 //     there are fewer tiles than blocks, all of them.
+//   - With CLUSTER = 2, blocks come in pairs, with tiles of C below one another. Each fetches half of every tile of B
+//     for both (multicast): B leaves the L2 half as often. A third barrier says that a buffer is ready in both.
 //
 //   copying warps     wait empty | A: 128 lanes, cp.async; B: one thread, TMA | next buffer ...
 //                          ^                      |
@@ -37,12 +39,15 @@
 // in the workspace and takes a ticket for the tile; half of them, those that come last, wait for the others and add up
 // a slice of the tile each, in the order of K. As only the second half waits, the other blocks need not run beside it.
 //
+// With CLUSTER = 2, pairs of blocks and pairs of tiles count as one in all this: both blocks have the same parts of K.
+//
 // Lane and patch are as in 06; blocks are of computing warps, then four copying ones. The parts of the kernel are in
 // tma/*.cuh; each is included below the constants that it needs.
 //
 // Precision: fp32 (FFMA, summed in the order of K; of a shared tile first alpha times its end goes to C, then alpha
 // times its beginning; of one that more share the sums part by part).
-// Architectures: sm_90 and newer. Launches of one loaded kernel must not overlap (they share flags and workspace).
+// Architectures: sm_90 and newer, with CLUSTER = 2 those whose multicast is fast: sm_90, sm_100, sm_103.
+// Launches of one loaded kernel must not overlap (they share flags and workspace).
 #include "common/tma.cuh"
 #include "common/tile.cuh"
 
@@ -58,6 +63,7 @@ constexpr int MIN_BLOCKS = TUNE_MIN_BLOCKS;       // blocks per SM
 constexpr int STREAM_K = TUNE_STREAM_K;           // whether what fills no wave is shared out along K
 constexpr int PREPASS = TUNE_PREPASS;             // whether sgemm_pack has transposed A
 constexpr int PACKED = TUNE_PACKED;               // whether an instruction makes two FFMAs: see outer_product
+constexpr int CLUSTER = TUNE_CLUSTER;             // blocks below one another that fetch B together
 constexpr int LANES_N = WARP / LANES_M;
 constexpr int WM = LANES_M * TM;                  // rows of C per warp
 constexpr int WN = LANES_N * TN;                  // columns of C per warp
@@ -89,6 +95,8 @@ constexpr int TAKEN =                             // by a computing one
 
 static_assert(!PREPASS || BM * BN >= 128 * 128,
               "only tiles of 128 x 128 and more reuse operands often enough for a pre-pass to pay");
+static_assert(CLUSTER == 1 || (BM * BN >= 128 * 128 && BN >= BM),
+              "only tiles of 128 x 128 and more that are no taller than wide have enough of B to share it");
 static_assert(REGISTERS <= TAKEN, "a thread's sums, two pairs of fragments and addresses must fit its registers");
 
 constexpr int FLOAT_BYTES = sizeof(float);
@@ -100,7 +108,9 @@ constexpr int B_BYTES = FLOAT_BYTES * BK * BN;
 constexpr int BUFFER = A_BYTES + B_BYTES;
 constexpr int FULL = STAGES * BUFFER;             // where the barriers begin, behind the ring
 constexpr int EMPTY = FULL + STAGES * BARRIER_BYTES;
-constexpr int TICKETS = EMPTY + STAGES * BARRIER_BYTES;  // of this block's shared tiles: Ticket[2]
+constexpr int READY = EMPTY + STAGES * BARRIER_BYTES;  // of clusters alone
+constexpr int READY_BYTES = CLUSTER > 1 ? 2 * STAGES * BARRIER_BYTES : 0;  // twice as many as needed: 16 for each
+constexpr int TICKETS = READY + READY_BYTES;      // of this block's shared tiles: Ticket[2]
 constexpr int TICKET_BYTES = 16;
 constexpr int EXCHANGE = TICKETS + TICKET_BYTES;  // a float4 for each computing thread
 constexpr int FULL_ARRIVALS = PREPASS ? 1 : COPYING + 1;  // every copying thread's floats, and the one that sees to B
@@ -147,7 +157,7 @@ __device__ __forceinline__ void place_sums(const float (&sums)[TM][TN], int K) {
     }
 }
 
-using Patch = LanePatch<WM, WN, TM, TN, LANES_M, WARPS_N>;
+using Patch = LanePatch<WM, WN, TM, TN, LANES_M, WARPS_N, Apart>;
 
 #include "tma/epilogue.cuh"
 
@@ -181,8 +191,9 @@ __device__ __forceinline__ void compute_tiles(int M, int N, int K, float alpha, 
             await_phase(ring + FULL + place.buffer * BARRIER_BYTES, place.parity);
             unsigned a_read = ring + place.buffer * BUFFER + FLOAT_BYTES * patch.row;
             unsigned b_read = ring + place.buffer * BUFFER + A_BYTES + FLOAT_BYTES * patch.col;
+            // Counted down, which is nothing but a form of the source that ptxas makes a slightly better loop of.
 #pragma unroll 1
-            for (int begin = 0; begin < BK; begin += STEPS) {
+            for (int left_here = BK; left_here > 0; left_here -= STEPS) {
 #pragma unroll
                 for (int k = 0; k < STEPS; ++k) {
                     patch.load_a(a[k % 2], shared_pointer(a_read) + k * A_STRIDE);
@@ -205,14 +216,14 @@ __device__ __forceinline__ void compute_tiles(int M, int N, int K, float alpha, 
         }
         int warp = threadIdx.x / WARP;
         bool beginning = piece.k_end < K;         // of a shared tile: another block has its end
-        if (beginning) await_flag(&end_written[part_of_block() + 1][warp]);
-        BlockTile tile = tile_of_block<BM, BN>(M, N, piece.tile);
+        if (beginning) await_flag(&end_written[own(part_of_block() + 1)][warp]);
+        BlockTile tile = own_tile(M, N, piece.tile);
         float kept = beginning ? 1.0f : beta;     // of what C holds
         if (rows_are_aligned<VECTOR>(C, ldc) && tile.cols_inside % VECTOR == 0)
             update_c(patch, sums, C, ldc, tile, alpha, kept);
         else
             update_unaligned_c(patch, sums, C, ldc, tile, alpha, kept);
-        if (piece.k_begin > 0) raise_flag(&end_written[part_of_block()][warp]);
+        if (piece.k_begin > 0) raise_flag(&end_written[own(part_of_block())][warp]);
     }
     sync_threads<COMPUTING>();                    // all see the tickets, and nobody reads the ring
 #pragma unroll 1
@@ -222,7 +233,14 @@ __device__ __forceinline__ void compute_tiles(int M, int N, int K, float alpha, 
 
 #include "tma/pack.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+// Even for clusters of one block, the attribute makes another kind of launch of it. No constexpr can leave it out.
+#if TUNE_CLUSTER > 1
+#define CLUSTERED CLUSTER_OF(CLUSTER)
+#else
+#define CLUSTERED
+#endif
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, const float *__restrict__ B, int ldb,
       float beta, float *__restrict__ C, int ldc, const __grid_constant__ TensorMaps maps,
       int b_mapped, float4 *__restrict__ workspace) {
@@ -233,10 +251,14 @@ sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, co
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(ring + FULL + stage * BARRIER_BYTES, FULL_ARRIVALS);
             init_barrier(ring + EMPTY + stage * BARRIER_BYTES, COMPUTING);
+            if (CLUSTER > 1) init_barrier(ring + READY + stage * BARRIER_BYTES, CLUSTER);
         }
         publish_barriers();
     }
-    __syncthreads();
+    if constexpr (CLUSTER > 1)
+        sync_cluster();
+    else
+        __syncthreads();
     if (threadIdx.x >= COMPUTING) {
         give_up_registers_but<KEPT>();
         if constexpr (PREPASS) {
@@ -248,4 +270,5 @@ sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, co
         take_registers_up_to<TAKEN>();
         compute_tiles(M, N, K, alpha, beta, C, ldc, workspace);
     }
+    if constexpr (CLUSTER > 1) meet_cluster();    // who has ended has no shared memory that others could copy to
 }

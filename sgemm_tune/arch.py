@@ -7,6 +7,7 @@ Capability"; SM counts, clocks, L2 sizes and bandwidths of the named board are i
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sgemm_tune.errors import UnknownName
@@ -80,6 +81,15 @@ class Arch:
         """
         return self.capability[0] == 10
 
+    @property
+    def multicast(self) -> bool:
+        """Whether one fetch of the copy engine serves all blocks of a cluster at full speed.
+
+        Others with clusters can do it, too, but PTX warns of "substantially reduced performance", and advises
+        it for sm_90a, sm_100, sm_103 and sm_110 alone.
+        """
+        return self.capability[0] in (9, 10)
+
     def fp32_peak_tflops(self, sms: int, mhz: float) -> float:
         """FFMA peak in TFLOP/s of `sms` multiprocessors at `mhz`."""
         return sms * self.fp32_lanes * 2 * mhz * 1e-6
@@ -87,6 +97,24 @@ class Arch:
     def tf32_peak_tflops(self, sms: int, mhz: float) -> float:
         """Dense TF32 tensor-core peak in TFLOP/s of `sms` multiprocessors at `mhz`."""
         return sms * self.tf32_flops * mhz * 1e-6
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What only some architectures have, so that a tunable is for those (`declare.tune`).
+
+    Attributes:
+        on: whether an architecture has it.
+        lacking: what is to be said of one that has not.
+    """
+
+    on: Callable[[Arch], bool]
+    lacking: str
+
+
+PACKED_FFMA = Feature(lambda arch: arch.packed_ffma, "has no instruction that makes two FFMAs")
+CLUSTERS = Feature(lambda arch: arch.capability >= (9, 0), "has no clusters of blocks")
+MULTICAST = Feature(lambda arch: arch.multicast, "is slow to copy to several blocks at once")
 
 
 def _arch(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
+from sgemm_tune.arch import Feature
 
-def tune(*choices: int, default: int | None = None, before: int | None = None) -> Any:
+
+def tune(
+    *choices: int, default: int | None = None, before: int | None = None, only: Feature | None = None
+) -> Any:
     """A tunable: its admissible values, and the one that an instance has where none is given.
 
     Args:
@@ -14,6 +20,7 @@ def tune(*choices: int, default: int | None = None, before: int | None = None) -
         default: that of an instance; None: the first.
         before: that of configurations which were stored before the tunable existed, and so do not name it;
             None: every stored one names it.
+        only: where its choices but for the first are legal; None: everywhere.
 
     Raises:
         ValueError: no choices, repeated ones, or a default or `before` that is not among them.
@@ -25,7 +32,18 @@ def tune(*choices: int, default: int | None = None, before: int | None = None) -
         )
     if before is not None and before not in choices:
         raise ValueError(f"older configurations can only have had one of {choices}, not {before}")
-    return field(default=chosen, metadata={"choices": choices, "before": before})
+    return field(default=chosen, metadata={"choices": choices, "before": before, "only": only})
+
+
+def needs(stage: type) -> Mapping[str, tuple[Feature, int]]:
+    """What tunables of a stage need (`only`), by name, and the value that each has where it is missing."""
+    return _needs(stage)  # which mypy would not let callers ask: a stage is hashable only as a type
+
+
+@cache
+def _needs(stage: type) -> Mapping[str, tuple[Feature, int]]:
+    declared = {f.name: f.metadata for f in fields(stage) if f.metadata.get("only") is not None}
+    return {name: (metadata["only"], metadata["choices"][0]) for name, metadata in declared.items()}
 
 
 @dataclass(frozen=True)

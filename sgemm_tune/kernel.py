@@ -20,8 +20,9 @@ from functools import cache
 from pathlib import PurePath
 from typing import ClassVar, Self
 
-from sgemm_tune.arch import THREADS_PER_BLOCK, WARP, Arch
+from sgemm_tune.arch import PACKED_FFMA, THREADS_PER_BLOCK, WARP, Arch, Feature
 from sgemm_tune.declare import Traits as Traits  # noqa: PLC0414  (stages find all of it here)
+from sgemm_tune.declare import needs
 from sgemm_tune.declare import tune as tune  # noqa: PLC0414
 from sgemm_tune.errors import IllegalConfiguration
 from sgemm_tune.problem import Precision, Problem
@@ -121,9 +122,19 @@ class Kernel:
         return 1
 
     @property
+    def b_shared_by(self) -> int:
+        """Blocks of a cluster whose tiles lie below one another and who fetch B's tile together."""
+        return 1
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that start and end together and can reach each other's shared memory."""
+        return self.split_k * self.b_shared_by
+
+    @property
     def packed(self) -> bool:
         """Whether each instruction makes two FFMAs."""
-        return bool(getattr(self, "PACKED", 0))
+        return self.uses(PACKED_FFMA)
 
     @property
     def k_parts(self) -> int:
@@ -156,6 +167,13 @@ class Kernel:
     def blocks(self, problem: Problem, sms: int) -> int:
         """Blocks to launch on a device of `sms` multiprocessors; 0: nothing is launched."""
         return self.grid(problem)
+
+    def uses(self, feature: Feature) -> bool:
+        """Whether a tunable has a value that is legal only where an architecture has the feature."""
+        return any(
+            needed is feature and getattr(self, name) != elsewhere
+            for name, (needed, elsewhere) in needs(type(self)).items()
+        )
 
     @property
     def params(self) -> dict[str, int]:
@@ -193,10 +211,11 @@ class Kernel:
             self.smem_bytes <= arch.smem_per_block,
             f"{arch.name} gives a block {arch.smem_per_block} bytes of shared memory, not {self.smem_bytes}",
         )
-        yield (
-            arch.packed_ffma or not self.packed,
-            f"{arch.name} has no instruction that makes two FFMAs: PACKED must be 0",
-        )
+        for name, (feature, elsewhere) in needs(type(self)).items():
+            yield (
+                getattr(self, name) == elsewhere or feature.on(arch),
+                f"{arch.name} {feature.lacking}: {name} must be {elsewhere}",
+            )
 
     @classmethod
     def name(cls) -> str:
@@ -277,8 +296,9 @@ def _listed(choices: tuple[int, ...]) -> str:
 @cache
 def _legal(stage: type[Kernel], arch: Arch) -> tuple[Kernel, ...]:
     choices = stage.tunables()
-    if not arch.packed_ffma and "PACKED" in choices:
-        choices["PACKED"] = (0,)  # the others are not legal: half of all need not be looked at
+    for name, (feature, elsewhere) in needs(stage).items():
+        if not feature.on(arch):
+            choices[name] = (elsewhere,)  # the others are not legal, and need not be looked at: half of all
     every = (
         stage(**dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())
     )

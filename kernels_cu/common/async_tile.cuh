@@ -59,8 +59,7 @@ struct AsyncTileOfA {
     }
 
     // A window of which only k_left > 0 entries of K exist. The others become zeros (in A and B alike: 0 * 0,
-    // never 0 * Inf), by ordinary stores. A copy that fills with zeros would need an address inside A all the
-    // same, and choosing one slows whole windows, too: ptxas then keeps addresses in registers that are no pairs.
+    // never 0 * Inf), by ordinary stores.
     __device__ __forceinline__ void copy_checked(unsigned place, int k_left) const {
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass)

@@ -284,13 +284,12 @@ __device__ __forceinline__ void outer_product(float (&sums)[TM][TN], const float
 
 // Writes a thread's sums, whatever C and beta: row m of them is row row_of(m) of the block tile, and columns n to
 // n + 3 begin at column col_of(n). One body serves all rows, and the rows move up below it: code that is as long as
-// the sums are many takes longer to compile than the product. The sums are spent then. Without VECTORS, single floats
-// are written: shorter still, for who has another way for whole float4s.
-template <bool VECTORS, class RowOf, class ColOf, int TM, int TN>
+// the sums are many takes longer to compile than the product. The sums are spent then.
+template <class RowOf, class ColOf, int TM, int TN>
 __device__ __forceinline__ void write_row_by_row(float (&sums)[TM][TN], RowOf row_of, ColOf col_of, float *C, int ldc,
                                                  const BlockTile &tile, float alpha, float beta) {
     float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
-    bool aligned = VECTORS && rows_are_aligned<VECTOR>(c_tile, ldc);
+    bool aligned = rows_are_aligned<VECTOR>(c_tile, ldc);
 #pragma unroll 1
     for (int m = 0; m < TM; ++m) {
         float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
@@ -335,14 +334,36 @@ __device__ __forceinline__ void write_sums(float (&sums)[TM][TN], RowOf row_of, 
     if (rows_are_aligned<VECTOR>(c_tile, ldc) && tile.cols_inside % VECTOR == 0 && beta == 0.0f)
         overwrite_vectors(sums, row_of, col_of, C, ldc, tile, alpha);
     else
-        write_row_by_row<true>(sums, row_of, col_of, C, ldc, tile, alpha, beta);
+        write_row_by_row(sums, row_of, col_of, C, ldc, tile, alpha, beta);
 }
 
 // ---------------------------------------------------------------------------- block -> warp -> lane patch
 
+// Which of a warp's LANES_M x LANES_N patches a lane has, counted row by row.
+template <int LANES_N>
+struct InOrder {
+    static __device__ __forceinline__ int place(int lane) { return lane; }
+};
+
+// The same, but lanes that differ in their last bit or the one before it do not all read the same of A, nor of B.
+// Where they do, the hardware answers an LDS.128 in two steps instead of four, and the registers that are then written
+// twice as fast hold up FFMAs (docs/fp32.md, 23). Pairs of lanes, four apart, still write 32 bytes of one row of C.
+//
+//   LANES_N = 8    l0  l4  l1  l5  l2  l6  l11 l15        one row of lanes, and below it the next:
+//                  l8  l12 l9  l13 l10 l14 l3  l7         the last of each four has changed rows
+template <int LANES_N>
+struct Apart {
+    static __device__ __forceinline__ int place(int lane) {
+        if (LANES_N < 4) return lane;             // too few columns: rows would have to change with them
+        int m = lane / LANES_N ^ (lane % 4 == 3);
+        int n = LANES_N < 8 ? lane % LANES_N : lane % LANES_N / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+        return m * LANES_N + n;
+    }
+};
+
 // A lane's part of the block tile: TM x TN sums, cut into pieces of 4 x 4 that lie 4 * LANES_M rows and
 // 4 * LANES_N columns apart, so that neighbouring lanes hold neighbouring float4s (picture in 06).
-template <int WM, int WN, int TM, int TN, int LANES_M, int WARPS_N>
+template <int WM, int WN, int TM, int TN, int LANES_M, int WARPS_N, template <int> class Lanes = InOrder>
 struct LanePatch {
     static constexpr int LANES_N = WARP / LANES_M;
     static constexpr int ROW_STEP = VECTOR * LANES_M;
@@ -353,9 +374,14 @@ struct LanePatch {
     __device__ __forceinline__ explicit LanePatch(unsigned thread = threadIdx.x) {
         int warp = thread / WARP;
         int lane = thread % WARP;
-        row = warp / WARPS_N * WM + lane / LANES_N * VECTOR;
-        col = warp % WARPS_N * WN + lane % LANES_N * VECTOR;
+        row = warp / WARPS_N * WM + lane_row(lane) * VECTOR;
+        col = warp % WARPS_N * WN + lane_col(lane) * VECTOR;
     }
+
+    // Where a lane stands among its warp's.
+    static __device__ __forceinline__ int place(int lane) { return Lanes<LANES_N>::place(lane); }
+    static __device__ __forceinline__ int lane_row(int lane) { return place(lane) / LANES_N; }
+    static __device__ __forceinline__ int lane_col(int lane) { return place(lane) % LANES_N; }
 
     // One step of K, from this lane's first float in that row of the transposed A tile, or of the B tile.
     static __device__ __forceinline__ void load_a(float (&a)[TM], const float *from) {

@@ -44,6 +44,15 @@ __device__ __forceinline__ void await_phase(unsigned barrier, unsigned parity) {
                  "}" : : "r"(barrier), "r"(parity) : "memory");
 }
 
+// Arrives at the barrier that lies in block `rank` of the cluster where `barrier` lies in this one. All has been read
+// by then that was read before, but what was written need not be seen over there: that takes release and acquire of the
+// cluster's scope, for which ptxas puts a fence of the whole GPU before the arrival and empties the L1 after the wait.
+__device__ __forceinline__ void arrive_in_block(unsigned barrier, unsigned rank) {
+    asm volatile("{\n\t.reg .u32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}"
+                 : : "r"(barrier), "r"(rank) : "memory");
+}
+
 // The first COUNT threads of the block wait for one another, whatever the others do.
 template <int COUNT>
 __device__ __forceinline__ void sync_threads() {
@@ -65,10 +74,15 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, int 
                  : : "r"(to), "l"(&map), "r"(col), "r"(row), "r"(barrier) : "memory");
 }
 
-// One float on its way to shared memory, or a zero where it does not exist: then nothing is read.
-__device__ __forceinline__ void copy_float_or_zero(unsigned to, const float *from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 : : "r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
+// The same for BLOCKS blocks, all of the cluster: each gets the box, and its barrier all of the bytes, where `to` and
+// `barrier` lie in this one.
+template <int BLOCKS>
+__device__ __forceinline__ void copy_box_to_cluster(unsigned to, const TensorMap &map, int row, int col,
+                                                    unsigned barrier) {
+    constexpr unsigned short EVERY = (1 << BLOCKS) - 1;
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%2, %3}], [%4], %5;"
+                 : : "r"(to), "l"(&map), "r"(col), "r"(row), "r"(barrier), "h"(EVERY) : "memory");
 }
 
 __device__ __forceinline__ void await_all_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
@@ -88,6 +102,11 @@ __device__ __forceinline__ void take_registers_up_to() {
 
 // ------------------------------------------------------------------------------------------ between blocks
 
+// As sync_cluster where nobody reads what others wrote.
+__device__ __forceinline__ void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" : : : "memory");
+}
+
 // All that this warp has written to global memory before, every other block sees once it sees the flag.
 __device__ __forceinline__ void raise_flag(unsigned *flag) {
     __threadfence();
@@ -105,7 +124,6 @@ __device__ __forceinline__ void await_count(unsigned *counter, unsigned count) {
 
 // What this thread has read or written comes before what it does after, for all who see both.
 __device__ __forceinline__ void order_memory() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
-
 
 // Waits until the flag is raised, and lowers it.
 __device__ __forceinline__ void await_flag(unsigned *flag) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ void copy_a(unsigned to, const float *from, int lda, 
 #pragma unroll 1
             for (int i = 0; i < BK; i += A_LANES) {
                 bool exists = k + i < k_left;
-                copy_float_or_zero(to + FLOAT_BYTES * (i * A_STRIDE + row), exists ? a + i : from - k, exists);
+                copy_float_if(exists, to + FLOAT_BYTES * (i * A_STRIDE + row), a + i);
             }
         }
     }
@@ -55,11 +55,34 @@ __device__ __forceinline__ void copy_b(unsigned to, const float *from, int ldb, 
 #pragma unroll 1
         for (int k = row; k < BK; k += B_ROWS) {
             bool exists = k < k_left;
-            copy_float_or_zero(to, exists ? b : from, exists);
-            if (BN > B_COLS) copy_float_or_zero(to + FLOAT_BYTES * B_COLS, exists ? b + right : from, exists);
+            copy_float_if(exists, to, b);
+            if (BN > B_COLS) copy_float_if(exists, to + FLOAT_BYTES * B_COLS, b + right);
             to += FLOAT_BYTES * B_ROWS * BN;
             b += static_cast<long long>(B_ROWS) * ldb;
         }
+    }
+}
+
+// B by the copy engine. In a cluster all blocks need the same tile: each fetches some of its rows for all, once the
+// buffer is empty in all and its barriers expect the bytes. One thread of each block says so to every block, on the
+// barrier `ready`, of which a phase goes with each one of `full`.
+__device__ __forceinline__ void expect_b(unsigned full, int bytes) {
+    arrive_and_expect(full, bytes);
+    if constexpr (CLUSTER > 1)
+#pragma unroll
+        for (int rank = 0; rank < CLUSTER; ++rank) arrive_in_block(full - FULL + READY, rank);
+}
+
+__device__ __forceinline__ void await_cluster(unsigned full, unsigned parity) {
+    if constexpr (CLUSTER > 1) await_phase(full - FULL + READY, parity);
+}
+
+__device__ __forceinline__ void fetch_b(unsigned to, const TensorMap &map, int k, int col, unsigned full) {
+    if constexpr (CLUSTER > 1) {
+        int row = rank_in_cluster() * (BK / CLUSTER);
+        copy_box_to_cluster<CLUSTER>(to + FLOAT_BYTES * row * BN, map, k + row, col, full);
+    } else {
+        copy_box(to, map, k, col, full);
     }
 }
 
@@ -69,15 +92,16 @@ __device__ __forceinline__ void fetch_tiles(int M, int N, int K, const TensorMap
     Place place{0, 1};                            // buffers are empty at first
     Piece piece;
     for (int done = 0; find_piece(done, M, N, K, piece); ++done) {
-        BlockTile tile = tile_of_block<BM, BN>(M, N, piece.tile);
+        BlockTile tile = own_tile(M, N, piece.tile);
 #pragma unroll 1
         for (int k = piece.k_begin; k < piece.k_end; k += BK) {
             unsigned full = ring + FULL + place.buffer * BARRIER_BYTES;
             unsigned buffer = ring + place.buffer * BUFFER;
             await_phase(ring + EMPTY + place.buffer * BARRIER_BYTES, place.parity);
-            arrive_and_expect(full, A_BYTES + B_BYTES);
+            expect_b(full, A_BYTES + B_BYTES);
             copy_box(buffer, maps.a, k, tile.row, full);
-            copy_box(buffer + A_BYTES, maps.b, k, tile.col, full);
+            await_cluster(full, place.parity ^ 1);
+            fetch_b(buffer + A_BYTES, maps.b, k, tile.col, full);
             place.advance();
         }
     }
@@ -93,7 +117,8 @@ __device__ __forceinline__ void copy_tiles(int M, int N, int K, const float *A, 
     Place place{0, 1};                            // buffers are empty at first
     Piece piece;
     for (int done = 0; find_piece(done, M, N, K, piece); ++done) {
-        BlockTile tile = tile_of_block<BM, BN>(M, N, piece.tile);
+        BlockTile tile = own_tile(M, N, piece.tile);
+        if (CLUSTER > 1) tile.rows_inside = max(tile.rows_inside, 1);  // where there is none, some are copied
         const float *a_start = A + static_cast<long long>(tile.row) * lda + a_k;
 #pragma unroll 1
         for (int left = piece.k_end - piece.k_begin; left > 0; left -= BK) {
@@ -103,13 +128,17 @@ __device__ __forceinline__ void copy_tiles(int M, int N, int K, const float *A, 
             await_phase(ring + EMPTY + place.buffer * BARRIER_BYTES, place.parity);
             if (number == 0) {
                 if (b_mapped) {
-                    arrive_and_expect(full, B_BYTES);
-                    copy_box(ring + buffer + A_BYTES, b_map, k, tile.col, full);
+                    expect_b(full, B_BYTES);
+                    if (CLUSTER == 1) fetch_b(ring + buffer + A_BYTES, b_map, k, tile.col, full);
                 } else {
                     arrive(full);
                 }
             }
             copy_a(a_to + buffer, a_start + k, lda, a_row, tile.rows_inside, K - k);
+            if (CLUSTER > 1 && b_mapped) {        // A's copies need not wait for other blocks
+                await_cluster(full, place.parity ^ 1);  // all threads: if one does, ptxas spills what computes
+                if (number == 0) fetch_b(ring + buffer + A_BYTES, b_map, k, tile.col, full);
+            }
             if (!b_mapped)
                 copy_b(ring + buffer + A_BYTES, B + static_cast<long long>(k) * ldb + tile.col, ldb, number,
                        tile.cols_inside, K - k);

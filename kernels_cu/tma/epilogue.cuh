@@ -57,7 +57,7 @@ __device__ __forceinline__ void exchange(float (&out)[VECTOR], float4 mine) {
     float4 *all = reinterpret_cast<float4 *>(shared_memory + EXCHANGE) + threadIdx.x / WARP * WARP;
     int lane = threadIdx.x % WARP;
     __syncwarp();                                 // the floats before have been read
-    all[lane] = mine;
+    all[Patch::place(lane)] = mine;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) out[i] = reinterpret_cast<const float *>(all)[i * WARP + lane];
@@ -67,16 +67,18 @@ __device__ __forceinline__ void exchange(float (&out)[VECTOR], float4 mine) {
 __device__ __forceinline__ void update_unaligned_c(const Patch &patch, float (&sums)[TM][TN], float *C, int ldc,
                                                    const BlockTile &tile, float alpha, float beta) {
     int lane = threadIdx.x % WARP;
-    int row = patch.row - lane / LANES_N * VECTOR;  // of the warp's first float
-    int col = patch.col - lane % LANES_N * VECTOR;
+    int row = patch.row - Patch::lane_row(lane) * VECTOR;  // of the warp's first float
+    int col = patch.col - Patch::lane_col(lane) * VECTOR;
     float *c_warp = C + static_cast<long long>(tile.row) * ldc + tile.col + col;
+    int keeps = beta != 0.0f;
 #pragma unroll 1
     for (int m = 0; m < TM; ++m) {
         take_as_it_is(row);                       // else addresses of other rows are made early, and take registers
+        take_as_it_is(keeps);                     // else the loop is compiled twice
 #pragma unroll
         for (int n = 0; n < TN; n += VECTOR) {
             float old[VECTOR] = {}, out[VECTOR];
-            if (beta != 0.0f) {                   // all are on their way before the first is written
+            if (keeps) {                          // all are on their way before the first is written
 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i) {
                     int r = row + exchanged_row(i, lane);
@@ -91,8 +93,7 @@ __device__ __forceinline__ void update_unaligned_c(const Patch &patch, float (&s
                 int r = row + exchanged_row(i, lane);
                 int c = exchanged_col(i, lane) + n / VECTOR * Patch::COL_STEP;
                 if (r < tile.rows_inside && col + c < tile.cols_inside)
-                    c_warp[static_cast<long long>(r) * ldc + c] =
-                        beta == 0.0f ? alpha * out[i] : alpha * out[i] + old[i];
+                    c_warp[static_cast<long long>(r) * ldc + c] = alpha * out[i] + old[i];
             }
         }
 #pragma unroll

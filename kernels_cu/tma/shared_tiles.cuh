@@ -17,7 +17,7 @@ __device__ __forceinline__ Ticket &ticket(int which) {
 // Sums of a tile in the workspace: float4 i of piece p of thread t at (p * 4 + i) * COMPUTING + t, so that warps write
 // whole lines. A part of the band has two places: for a tile that begins in it and for one that does not.
 __device__ __forceinline__ float4 *place_of(float4 *workspace, unsigned part, bool has_beginning) {
-    return workspace + static_cast<long long>(2 * part + has_beginning) * SUMS;
+    return workspace + static_cast<long long>(2 * own(part) + has_beginning) * SUMS;
 }
 
 // Leaves this block's sums of a piece, and takes a ticket: how many blocks have left theirs before. Float4s are those
@@ -37,7 +37,7 @@ __device__ __forceinline__ void leave_sums(const float (&sums)[TM][TN], float4 *
     sync_threads<COMPUTING>();
     if (threadIdx.x == 0) {
         order_memory();
-        ticket(which) = Ticket{tile, atomicAdd(&arrived[tile], 1u)};
+        ticket(which) = Ticket{tile, atomicAdd(&arrived[own(tile)], 1u)};
     }
 }
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_parts(float4 (&sum)[VECTOR], const float4 *f
 #pragma unroll
         for (int p = 0; p < AT_ONCE; ++p) {
             int there = min(part + p, end - 1);
-            const float4 *place = from + static_cast<long long>(2 * there + (there == 0)) * SUMS;
+            const float4 *place = from + static_cast<long long>(2 * CLUSTER * there + (there == 0)) * SUMS;
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) more[p][i] = __ldcg(place + i * COMPUTING);
         }
@@ -69,10 +69,10 @@ __device__ __forceinline__ void add_parts(float4 (&sum)[VECTOR], const float4 *f
     }
 }
 
-// Piece `number` / COMPUTING of thread `number` % COMPUTING, as it lies in the workspace, to where it belongs in C.
-// With `whole_warp`, the lanes of this warp have the same piece of the lanes of one warp.
-__device__ __forceinline__ void write_piece(const float4 (&sum)[VECTOR], int number, bool whole_warp,
-                                            const BlockTile &tile, float *C, int ldc, float alpha, float beta) {
+// Piece `number` / COMPUTING of thread `number` % COMPUTING, as it lies in the workspace, to where it belongs in C. One
+// body for its rows, which move up below it.
+__device__ __forceinline__ void write_piece(const float4 (&sum)[VECTOR], int number, const BlockTile &tile, float *C,
+                                            int ldc, float alpha, float beta) {
     int piece = number / COMPUTING;
     Patch patch(number % COMPUTING);
     int row = patch.c_row(piece / PIECES_N * VECTOR);
@@ -84,26 +84,29 @@ __device__ __forceinline__ void write_piece(const float4 (&sum)[VECTOR], int num
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) (ORDER == SERPENTINE_COLUMNS ? rows[j][i] : rows[i][j]) = straight[j];
     }
-    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
-    bool aligned = rows_are_aligned<VECTOR>(C, ldc);
-    int lane = threadIdx.x % WARP;
+    float *c = C + static_cast<long long>(tile.row + row) * ldc + tile.col + col;
+    int cols_left = tile.cols_inside - col;
+    int whole = rows_are_aligned<VECTOR>(C, ldc) && cols_left >= VECTOR;
+    int keeps = beta != 0.0f;
+#pragma unroll 1
+    for (int rows_left = min(VECTOR, tile.rows_inside - row); rows_left > 0; --rows_left, c += ldc) {
+        take_as_it_is(whole);                     // else the loop is compiled once for each case
+        take_as_it_is(keeps);
+        float4 old{};
+        if (whole) {
+            if (keeps) old = *reinterpret_cast<float4 *>(c);
+            *reinterpret_cast<float4 *>(c) =
+                make_float4(alpha * rows[0][0] + beta * old.x, alpha * rows[0][1] + beta * old.y,
+                            alpha * rows[0][2] + beta * old.z, alpha * rows[0][3] + beta * old.w);
+        } else {
 #pragma unroll
-    for (int m = 0; m < VECTOR; ++m) {
-        if (aligned || !whole_warp) {
-            if (row + m < tile.rows_inside)
-                write_c_vector(c_tile + static_cast<long long>(row + m) * ldc + col, rows[m], tile.cols_inside - col,
-                               aligned, alpha, beta);
-            continue;
+            for (int j = 0; j < VECTOR; ++j)
+                if (j < cols_left) c[j] = alpha * rows[0][j] + (keeps ? beta * c[j] : 0.0f);
         }
-        float out[VECTOR];
-        exchange(out, make_float4(rows[m][0], rows[m][1], rows[m][2], rows[m][3]));
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) {
-            int r = row - lane / LANES_N * VECTOR + m + exchanged_row(i, lane);
-            int c = col - lane % LANES_N * VECTOR + exchanged_col(i, lane);
-            if (r < tile.rows_inside && c < tile.cols_inside)
-                write_c(c_tile + static_cast<long long>(r) * ldc + c, out[i], alpha, beta);
-        }
+        for (int up = 1; up < VECTOR; ++up)
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) rows[up - 1][j] = rows[up][j];
     }
 }
 
@@ -114,21 +117,22 @@ __device__ __forceinline__ void add_up(Ticket mine, const float4 *workspace, int
     Band band(M, N, K);
     unsigned first = band.first_part(mine.tile);
     unsigned parts = band.last_part(mine.tile) - first + 1;
-    unsigned slices = 1u << (31 - __clz(parts / 2));  // a power of 2, up to half of the parts
+    // A power of 2, up to half of the parts. A cluster's blocks hold one another: half of the clusters, then.
+    unsigned slices = 1u << (31 - __clz(parts / (2 * CLUSTER) | (CLUSTER > 1)));
     if (mine.number < parts - slices) return;
     if (threadIdx.x == 0) {
-        await_count(&arrived[mine.tile], parts);
-        if (atomicAdd(&arrived[mine.tile], 1u) == parts + slices - 1) arrived[mine.tile] = 0;
+        await_count(&arrived[own(mine.tile)], parts);
+        if (atomicAdd(&arrived[own(mine.tile)], 1u) == parts + slices - 1) arrived[own(mine.tile)] = 0;
     }
     sync_threads<COMPUTING>();
-    BlockTile tile = tile_of_block<BM, BN>(M, N, mine.tile);
+    BlockTile tile = own_tile(M, N, mine.tile);
     int slice = TILE_PIECES / slices;
     int begin = (mine.number - (parts - slices)) * slice;
     int lanes = min(slice, COMPUTING);
     int groups = COMPUTING / lanes;
     int lane = threadIdx.x % lanes;
     int group = threadIdx.x / lanes;
-    const float4 *from = workspace + static_cast<long long>(2 * first) * SUMS;
+    const float4 *from = workspace + static_cast<long long>(2 * own(first)) * SUMS;
     float4 *meeting = reinterpret_cast<float4 *>(shared_memory);  // the ring, which nobody needs any more
 #pragma unroll 1
     for (int number = begin + lane; number < begin + slice; number += lanes) {
@@ -146,6 +150,6 @@ __device__ __forceinline__ void add_up(Ticket mine, const float4 *workspace, int
 #pragma unroll
                     for (int i = 0; i < VECTOR; ++i) add(sum[i], meeting[i * COMPUTING + other]);
         }
-        if (group == 0) write_piece(sum, number, lanes >= WARP, tile, C, ldc, alpha, beta);
+        if (group == 0) write_piece(sum, number, tile, C, ldc, alpha, beta);
     }
 }

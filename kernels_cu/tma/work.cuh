@@ -5,6 +5,23 @@ constexpr unsigned MOST_BLOCKS = 1024;            // that can share tiles, ...
 constexpr int MOST_DEPTH = 1 << 21;               // ... and tiles of K of each: so 32 bits hold the products below
 constexpr int SHARED_K = 512;                     // below this, reading a tile of C again takes longer than it saves
 
+// Work is handed out to clusters: the tiles of a cluster's blocks lie below one another, and count as one tile here.
+__device__ __forceinline__ unsigned rank_in_cluster() { return CLUSTER == 1 ? 0 : blockIdx.x % CLUSTER; }
+
+// What each block has of its own, of something that is counted by cluster.
+__device__ __forceinline__ unsigned own(unsigned number) { return number * CLUSTER + rank_in_cluster(); }
+
+// This block's tile. Where C ends above it, it is the cluster's first one, computed again with no row inside.
+__device__ __forceinline__ BlockTile own_tile(int M, int N, unsigned number) {
+    BlockTile tile = tile_of_block<CLUSTER * BM, BN>(M, N, number);
+    if constexpr (CLUSTER > 1) {
+        int above = rank_in_cluster() * BM;
+        if (above < tile.rows_inside) tile.row += above;
+        tile.rows_inside = max(0, min(BM, tile.rows_inside - above));
+    }
+    return tile;
+}
+
 // Raised by a warp that has written the end of K of its part of a tile, lowered by the one that adds the beginning.
 __device__ unsigned end_written[MOST_BLOCKS][COMPUTING_WARPS + 1];
 
@@ -16,42 +33,43 @@ struct Piece {
     int k_begin, k_end;                           // of K
 };
 
-// The tiles that are shared out: all from number `begin` on, which is a multiple of gridDim.x.
+// The tiles that are shared out: all from number `begin` on, which is a multiple of `parts`.
 struct Band {
     int depth;                                    // of a tile, in tiles of K
+    unsigned parts;                               // one for each cluster
     unsigned begin, tiles;
 
     __device__ __forceinline__ Band(int M, int N, int K)
-        : depth(K == 0 ? 1 : ceil_div(K, BK)), begin(static_cast<unsigned>(ceil_div(M, BM)) * ceil_div(N, BN)),
-          tiles(0) {
-        unsigned more = begin % gridDim.x;
-        bool few = begin < gridDim.x;             // then each part must have at least one tile of K
+        : depth(K == 0 ? 1 : ceil_div(K, BK)), parts(gridDim.x / CLUSTER),
+          begin(static_cast<unsigned>(ceil_div(M, CLUSTER * BM)) * ceil_div(N, BN)), tiles(0) {
+        unsigned more = begin % parts;
+        bool few = begin < parts;               // then each part must have at least one tile of K
         if (STREAM_K && more != 0 && gridDim.x <= MOST_BLOCKS && depth <= MOST_DEPTH &&
-            (few ? begin * static_cast<long long>(depth) >= gridDim.x : K >= SHARED_K)) {
-            tiles = few ? begin : gridDim.x + more;
+            (few ? begin * static_cast<long long>(depth) >= parts : K >= SHARED_K)) {
+            tiles = few ? begin : parts + more;
             begin -= tiles;
         }
     }
 
-    // Part p begins p * tiles * depth / gridDim.x tiles of K after `begin`, rounded down.
+    // Part p begins p * tiles * depth / parts tiles of K after `begin`, rounded down.
     __device__ __forceinline__ void find(unsigned p, unsigned &tile, int &k) const {
-        tile = begin + p * tiles / gridDim.x;
-        k = p * tiles % gridDim.x * depth / gridDim.x;
+        tile = begin + p * tiles / parts;
+        k = p * tiles % parts * depth / parts;
     }
 
     // With fewer tiles than parts, a tile may be shared by more than two: its first and its last part.
-    __device__ __forceinline__ bool many_share() const { return STREAM_K && tiles != 0 && tiles < gridDim.x; }
+    __device__ __forceinline__ bool many_share() const { return STREAM_K && tiles != 0 && tiles < parts; }
     __device__ __forceinline__ unsigned first_part(unsigned tile) const {
-        unsigned part = tile * gridDim.x / tiles;
+        unsigned part = tile * parts / tiles;
         unsigned begins_in;
         int at;
         find(part + 1, begins_in, at);            // rounded down, it may begin with the tile
         return part + (begins_in == tile && at == 0);
     }
-    __device__ __forceinline__ unsigned last_part(unsigned tile) const { return ((tile + 1) * gridDim.x - 1) / tiles; }
+    __device__ __forceinline__ unsigned last_part(unsigned tile) const { return ((tile + 1) * parts - 1) / tiles; }
 };
 
-__device__ __forceinline__ unsigned part_of_block() { return gridDim.x - 1 - blockIdx.x; }
+__device__ __forceinline__ unsigned part_of_block() { return gridDim.x / CLUSTER - 1 - blockIdx.x / CLUSTER; }
 
 // What this block does as its `number`-th piece of work; false: there are no more. Copying and computing warps walk
 // through them alike. All is found anew each time, as registers are scarcer than time.
@@ -59,12 +77,12 @@ __device__ __forceinline__ bool find_piece(int number, int M, int N, int K, Piec
     take_as_it_is(number);
     take_as_it_is(K);
     Band band(M, N, K);
-    piece.tile = blockIdx.x + number * gridDim.x;
+    piece.tile = blockIdx.x / CLUSTER + number * band.parts;
     piece.k_begin = 0;
     piece.k_end = K;
     if (piece.tile < band.begin) return true;
     if (band.tiles == 0) return false;
-    number -= band.begin / gridDim.x;
+    number -= band.begin / band.parts;
     unsigned end_tile;
     int at, end;
     band.find(part_of_block(), piece.tile, at);

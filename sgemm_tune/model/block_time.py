@@ -37,6 +37,11 @@ EPILOGUE_INSTRUCTIONS = 3.0
 CLUSTER_CYCLES = 1500.0
 """Cycles in which a cluster's blocks start together and meet twice."""
 
+CLUSTER_STALLS = 1.005
+"""How much longer a tile of K takes whose B comes with a cluster's other block, which may be late: set by
+ten configurations of `tma` at 4096 and others on an H200, 0.2 to 0.9 %. All pairs at 4096 say 1.5 % in the
+median, and it was not set again (docs/model.md)."""
+
 SHARING_CYCLES = 8000.0
 """Cycles in which blocks that share out K through the workspace wait for one another: for the last one's
 sums, a ticket, a count, the others' sums in a few rounds, C, each of them GLOBAL_LATENCY or more. Set by an

@@ -217,7 +217,7 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
         return Copy(0.0, 0.0, 2.0 * bk, 0.0, round(size * L1_MISSES))
     a, b = bm * bk / kernel.computing_threads, bn * bk / kernel.computing_threads
     if traits.copying_warps:
-        return _copy_apart(kernel, problem, a, b, size)
+        return _copy_apart(kernel, problem, a, b)
     aligned = problem.lda % traits.vector == 0 == problem.ldb % traits.vector
     loads = (a + b) / (traits.vector if aligned else 1)
     issue = STEP_OVERHEAD + loads * (1 + LOAD_OVERHEAD)
@@ -236,16 +236,18 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
     return Copy(loads, stores, issue + stores, a * conflicts + b, size)
 
 
-def _copy_apart(kernel: Kernel, problem: Problem, a: float, b: float, size: int) -> Copy:
+def _copy_apart(kernel: Kernel, problem: Problem, a: float, b: float) -> Copy:
     """`tile_copy` where other warps copy, `a` and `b` floats for each thread that computes.
 
     What the copy engine fetches is one instruction for a whole tile: B where its rows are aligned, and both
-    operands after a pre-pass.
+    operands after a pre-pass. Such a B leaves the L2 once for all blocks of a cluster that need it.
     """
+    bm, bn, bk = kernel.tile
     a_loads = 0.0 if kernel.box_of_a else a
     b_loads = 0.0 if kernel.box_of_a or rows_are_aligned(problem.ldb) else b
     issue = STEP_OVERHEAD + a_loads * ASYNC_CYCLES + b_loads * ASYNC_CYCLES_UNALIGNED
-    return Copy(a_loads + b_loads, 0.0, issue, 0.0, size)
+    fetched = bm + bn // (1 if b_loads else kernel.b_shared_by)
+    return Copy(a_loads + b_loads, 0.0, issue, 0.0, FLOAT_BYTES * bk * fetched)
 
 
 def rows_are_aligned(leading: int) -> bool:

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 
 from sgemm_tune.arch import KIB, Arch
 from sgemm_tune.kernel import Kernel, ceil_div
-from sgemm_tune.model.block_time import Block, overlap
+from sgemm_tune.model.block_time import CLUSTER_CYCLES, CLUSTER_STALLS, Block, overlap
 from sgemm_tune.model.instructions import estimate_registers, rows_are_aligned
 from sgemm_tune.model.occupancy import Occupancy, clustered, occupancy
 from sgemm_tune.problem import FLOAT_BYTES, Problem
@@ -159,7 +159,7 @@ def predict(
     few = parts > grid > 0  # tiles, of which each is then shared by several blocks
     if few:
         block, grid = block.sharing(kernel, grid, parts), parts
-    used_sms = clustered(sms, kernel.split_k)
+    used_sms = clustered(sms, kernel.cluster)
     queue = ceil_div(grid, used_sms)
     full, rest = divmod(queue, held.blocks)
     first = block.flow(min(held.blocks, max(1, queue)))
@@ -170,6 +170,8 @@ def predict(
     if shared:  # the last tiles are cut such that all end together, which costs one more epilogue
         cycles = (grid / (held.blocks * used_sms) + 1) * block.run(held.blocks, first)
         cycles -= block.steps * first.step
+    if kernel.b_shared_by > 1:  # they meet once, as such blocks stay, however many tiles they have
+        cycles = cycles * CLUSTER_STALLS + CLUSTER_CYCLES
     ms_per_cycle = 1e-3 / mhz
     share = queue / first.blocks * block.steps * ms_per_cycle
     dram_ms = read / (gbytes_per_s * DRAM_EFFICIENCY * 1e6) if gbytes_per_s else 0.0
@@ -232,7 +234,8 @@ def _dram_bytes(
         return problem.bytes
     bm, bn, _ = kernel.tile
     waves = grid / wave
-    tiles = ceil_div(wave, splits)
+    tiles = ceil_div(wave, splits * kernel.b_shared_by)
+    bm *= kernel.b_shared_by  # such tiles are walked as one
     columns = ceil_div(problem.n, bn)
     groups = ceil_div(tiles, GROUP * columns)
     rows_read = min(problem.m, GROUP * groups * bm)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sgemm_tune.arch import REGISTERS_PER_SM, WARP, Arch
-from sgemm_tune.kernel import Rules, Traits, register, tune
+from sgemm_tune.arch import MULTICAST, PACKED_FFMA, REGISTERS_PER_SM, WARP, Arch
+from sgemm_tune.kernel import Rules, Traits, ceil_div, register, tune
 from sgemm_tune.problem import FLOAT_BYTES, Problem
 from sgemm_tune.stages._async import A_PAD
 from sgemm_tune.stages._tiles import VECTOR, WarpTiledKernel, fits_an_sm
@@ -56,7 +56,8 @@ class Tma(WarpTiledKernel):
     MIN_BLOCKS: int = tune(1, 2)
     STREAM_K: int = tune(0, 1, default=1)
     PREPASS: int = tune(0, 1, before=0)
-    PACKED: int = tune(0, 1, before=0)
+    PACKED: int = tune(0, 1, before=0, only=PACKED_FFMA)
+    CLUSTER: int = tune(1, 2, before=1, only=MULTICAST)
 
     @property
     def computing_threads(self) -> int:
@@ -85,10 +86,12 @@ class Tma(WarpTiledKernel):
 
     @property
     def smem_bytes(self) -> int:
-        """The ring, two barriers for each buffer, the tickets, and a float4 for each computing thread."""
+        """The ring, two barriers for each buffer (four in a cluster, of which one is not used), the tickets,
+        and a float4 for each computing thread."""
         buffer = FLOAT_BYTES * self.BK * (self.BM + (0 if self.PREPASS else A_PAD) + self.BN)
+        barriers = BARRIER_BYTES * (4 if self.CLUSTER > 1 else 2)
         exchange = VECTOR * FLOAT_BYTES * self.computing_threads
-        return self.STAGES * (buffer + 2 * BARRIER_BYTES) + TICKET_BYTES + exchange
+        return self.STAGES * (buffer + barriers) + TICKET_BYTES + exchange
 
     @property
     def box_of_a(self) -> tuple[int, int] | None:
@@ -96,17 +99,26 @@ class Tma(WarpTiledKernel):
 
     @property
     def box_of_b(self) -> tuple[int, int]:
-        return self.BK, self.BN
+        return self.BK // self.CLUSTER, self.BN
+
+    @property
+    def b_shared_by(self) -> int:
+        return self.CLUSTER
 
     @property
     def even_waves(self) -> bool:
         return bool(self.STREAM_K)
 
+    def grid(self, problem: Problem) -> int:
+        """Whole clusters: where tile rows do not fill the last ones, some blocks have a tile outside of C."""
+        return self.CLUSTER * ceil_div(problem.m, self.CLUSTER * self.BM) * ceil_div(problem.n, self.BN)
+
     def blocks(self, problem: Problem, sms: int) -> int:
-        tiles, room = self.grid(problem), self.MIN_BLOCKS * sms
-        if not self.STREAM_K:
-            return min(tiles, room)
-        return min(room, max(tiles, tiles * problem.k // max(LEAST_SHARE, self.BK)))
+        """As many clusters as the device holds at a time, or as there is work for; one at least."""
+        tiles = self.grid(problem) // self.CLUSTER
+        clusters = max(1, self.MIN_BLOCKS * sms // self.CLUSTER)
+        work = tiles * problem.k // max(LEAST_SHARE, self.BK) if self.STREAM_K else 0
+        return self.CLUSTER * min(clusters, max(tiles, work))
 
     @property
     def takes_workspace(self) -> bool:
@@ -131,6 +143,10 @@ class Tma(WarpTiledKernel):
         yield (
             not self.PREPASS or self.BM * self.BN >= 128 * 128,
             "only tiles of 128 x 128 and more reuse operands often enough for a pre-pass to pay",
+        )
+        yield (
+            self.CLUSTER == 1 or (self.BM * self.BN >= 128 * 128 and self.BN >= self.BM),
+            "only tiles of 128 x 128 and more that are no taller than wide have enough of B to share it",
         )
         yield (
             self.register_estimate <= self.computing_registers,

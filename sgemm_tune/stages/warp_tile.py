@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sgemm_tune.arch import Arch
+from sgemm_tune.arch import CLUSTERS, PACKED_FFMA
 from sgemm_tune.kernel import Rules, Traits, register, tune
 from sgemm_tune.problem import FLOAT_BYTES
 from sgemm_tune.stages._async import AsyncKernel
-
-CLUSTERS_SINCE = (9, 0)
-"""The oldest architecture whose blocks form clusters."""
 
 
 @register
@@ -33,8 +30,8 @@ class WarpTile(AsyncKernel):
     STAGES: int = tune(2, 3, 4, default=3)
     MIN_BLOCKS: int = tune(1, 2)
     GROUP: int = tune(4, 8, 16, default=8)
-    SPLIT_K: int = tune(1, 2, 4, 8)
-    PACKED: int = tune(0, 1, before=0)
+    SPLIT_K: int = tune(1, 2, 4, 8, only=CLUSTERS)
+    PACKED: int = tune(0, 1, before=0, only=PACKED_FFMA)
 
     @property
     def smem_bytes(self) -> int:
@@ -55,11 +52,4 @@ class WarpTile(AsyncKernel):
         yield (
             self.GROUP == 8 or (self.SPLIT_K == 1 and self.BM * self.BN >= 128 * 128),
             "only large tiles that are not split are so many waves that GROUP matters: else it is 8",
-        )
-
-    def _limits(self, arch: Arch) -> Rules:
-        yield from super()._limits(arch)
-        yield (
-            self.SPLIT_K == 1 or arch.capability >= CLUSTERS_SINCE,
-            f"{arch.name} has no clusters of blocks: SPLIT_K must be 1",
         )

@@ -217,6 +217,35 @@ def test_with_a_pre_pass_the_copy_engine_fetches_both(tmp_path: Path) -> None:
     assert kernel.smem_bytes < plain.smem_bytes, "rows of A need no padding"
 
 
+CLUSTERED = [{}, {"PREPASS": 1}, {"BK": 64, "STAGES": 2, "LANES_M": 8}, {"BN": 128, "MIN_BLOCKS": 2}]
+
+
+@pytest.mark.parametrize("params", CLUSTERED, ids=str)
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS.values() if arch.multicast], ids=_ids)
+def test_clusters_of_tma_compile_without_spills(arch: Arch, params: dict[str, int]) -> None:
+    kernel = stage_named("tma").from_params({**stage_named("tma")().params, **params, "CLUSTER": 2})
+    binary = compile_kernel(kernel, arch)
+    assert (binary.registers, binary.spill_bytes) == (kernel.launch_registers, 0)
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("params", CLUSTERED[:2], ids=str)
+def test_a_cluster_of_tma_fetches_b_for_all_and_meets_twice(params: dict[str, int], tmp_path: Path) -> None:
+    stage = stage_named("tma")
+    alone, together = (
+        Counter(_sass(stage.from_params({**stage().params, **params, "CLUSTER": size}), tmp_path))
+        for size in (1, 2)
+    )
+    assert (alone["UTMALDG.2D.MULTICAST"], together["UTMALDG.2D.MULTICAST"]) == (0, 1)
+    assert alone["UTMALDG.2D"] == together["UTMALDG.2D"] + 1
+    assert (alone["UCGABAR_ARV"], together["UCGABAR_ARV"]) == (0, 2)
+    # one that tells the other block, and this one, that a buffer is ready: without a fence of the whole GPU
+    arrivals = sum(n for op, n in together.items() if op.startswith("SYNCS.ARRIVE.TRANS64.RED"))
+    assert arrivals == 2
+    assert together["MEMBAR.ALL.GPU"] == alone["MEMBAR.ALL.GPU"] + 1, "that of the start"
+    assert not any(op.startswith(("LDL", "STL", "CALL")) for op in together), "nothing lies in local memory"
+
+
 def test_tma_asks_for_the_registers_that_its_rules_count_on() -> None:
     for changed in ({}, {"BN": 128, "MIN_BLOCKS": 2}):
         kernel = stage_named("tma").from_params({**stage_named("tma")().params, **changed})

@@ -26,13 +26,24 @@ CASES = (
 
 
 def kernels(stages: Sequence[str] = ()) -> list[Kernel]:
-    """The default of each stage (or of those named) and a few more, the same ones every time."""
+    """The default of each stage (or of those named) and a few more, the same ones every time.
+
+    Of a stage that has clusters, also that configuration with them which is most like the default.
+    """
     arch = parse_arch("sm_90")
     chosen: list[Kernel] = []
     for stage in [stage for stage in ladder() if not stages or stage.name() in stages]:
         legal = list(stage.legal(arch))
-        chosen += [stage(), *random.Random(5).sample(legal, min(SAMPLED, len(legal)))]
+        sampled = [stage(), *random.Random(5).sample(legal, min(SAMPLED, len(legal)))]
+        clustered = [kernel for kernel in legal if kernel.cluster > 1]
+        if clustered:
+            sampled.append(min(clustered, key=lambda kernel: _differences(kernel, sampled[0])))
+        chosen += dict.fromkeys(sampled)
     return chosen
+
+
+def _differences(one: Kernel, other: Kernel) -> int:
+    return sum(one.params[name] != value for name, value in other.params.items())
 
 
 def compile_all(kernels: Sequence[Kernel], arch: Arch) -> list[Binary]:

@@ -14,6 +14,7 @@ from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.evaluate import Valid, validate
 from sgemm_tune.measure.protocol import Policy, Request
 from sgemm_tune.problem import Precision, Problem
+from sgemm_tune.stages.tma import Tma
 from tests.gpu.sanitize_target import compile_all
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +37,42 @@ def test_hard_shapes(stage: type[Kernel], device: GpuDevice, arch: Arch) -> None
             valid = validate(device, request, device.load(kernel, binary))
             assert isinstance(valid, Valid), f"{kernel}: {valid.reason}"
             assert 0 < valid.accuracy.error <= valid.accuracy.bound
+
+
+CLUSTERED: tuple[dict[str, int], ...] = (
+    {},
+    {"PREPASS": 1},
+    {"STREAM_K": 0, "PREPASS": 1, "BK": 64, "STAGES": 2},
+    {"BK": 64, "STAGES": 2, "LANES_M": 8, "ORDER": 1},
+    {"BK": 8, "STAGES": 6},
+    {"BN": 128, "MIN_BLOCKS": 2, "BK": 32, "STAGES": 2},
+    {"BM": 64, "MIN_BLOCKS": 2, "BK": 32, "STAGES": 2},
+)
+BELOW_C = (
+    (Problem(1, 1000, 700), "one row of C: half of the blocks have none"),
+    (Problem(300, 1000, 700, beta=0.5), "an odd number of tile rows"),
+    (Problem(260, 260, 5000, 1.5, -0.5), "an odd number of tile rows, each tile shared by many"),
+    (Problem(299, 517, 20001, lda=20003, ldb=519, ldc=521), "the same, and no rows are aligned"),
+    (Problem(2500, 2100, 600, beta=1.0), "two share, a little more than a wave of tiles"),
+    (Problem(2361, 2177, 601), "two share, an odd number of tile rows, no rows are aligned"),
+    (Problem(4000, 4100, 40), "several waves, no tile of K is whole"),
+)
+
+
+@pytest.mark.parametrize("params", CLUSTERED, ids=str)
+def test_clusters_at_the_lower_edge_of_c(params: dict[str, int], device: GpuDevice, arch: Arch) -> None:
+    """A tile below C is written by nobody, its block keeps step all the same, and a launch leaves no flag."""
+    if not arch.multicast:
+        pytest.skip(f"{arch.name} is not for clusters")
+    kernel = Tma.from_params({**Tma().params, **params, "CLUSTER": 2})
+    loaded = device.load(kernel, compile_kernel(kernel, arch))
+    for problem, why in BELOW_C:
+        for misaligned in (0, 1):
+            for seed in (1, 2):
+                check = device.check(loaded, Case(problem, why, misaligned), kernel.precision, seed=seed)
+                found = (check.unwritten, check.nonfinite, check.guards, check.inputs_changed)
+                assert found == (0, 0, 0, 0), f"{kernel} on {problem}: {why}"
+                assert check.error <= kernel.precision.error_bound(problem.k), f"{kernel} on {problem}: {why}"
 
 
 @pytest.mark.parametrize("stage", ladder(), ids=lambda stage: stage.name())

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from sgemm_tune import registry
-from sgemm_tune.arch import ARCHS, Arch
+from sgemm_tune.arch import ARCHS, Arch, Feature
 from sgemm_tune.compiler.sources import kernels_dir
 from sgemm_tune.errors import IllegalConfiguration, UnknownName
 from sgemm_tune.kernel import Rules, TiledKernel, ceil_div, ladder, register, stage_named, tune
@@ -144,6 +144,30 @@ def test_a_tunable_that_came_later_need_not_be_named() -> None:
         Later.from_params({"SIDE": 32, "NEW": 1})
     with pytest.raises(ValueError, match="older configurations"):
         tune(0, 1, before=2)
+
+
+def test_a_tunable_may_be_for_some_architectures_only() -> None:
+    wide = Feature(lambda arch: arch.name == "sm_90", "has no wide loads")
+    other = Feature(lambda arch: True, "")
+
+    @dataclass(frozen=True)
+    class Wide(Toy):
+        """With a tunable that needs something."""
+
+        LOADS: int = tune(1, 2, 4, only=wide)
+        MORE: int = tune(0, 1, only=other)
+
+    sm_90, sm_86 = ARCHS["sm_90"], ARCHS["sm_86"]
+    assert len(Wide.legal(sm_90)) == 6 * len(Toy.legal(sm_90))
+    elsewhere = Wide.legal(sm_86)
+    assert [(toy.SIDE, toy.PAD, toy.LOADS) for toy in elsewhere if toy.MORE] == [
+        (toy.SIDE, toy.PAD, 1) for toy in Toy.legal(sm_86)
+    ]
+    assert Wide(LOADS=4).violations(sm_86) == ["sm_86 has no wide loads: LOADS must be 1"]
+    assert Wide(LOADS=4).violations() == Wide(LOADS=4).violations(sm_90) == []
+    assert [Wide(LOADS=loads).uses(wide) for loads in (1, 2)] == [False, True]
+    assert not Wide(LOADS=2).uses(other)
+    assert not Toy().uses(wide)
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)

@@ -132,6 +132,20 @@ def test_without_a_pre_pass_b_is_mapped_where_its_rows_are_aligned(
         assert memory.asked == [kernel.workspace_bytes(problem, SMS)]
 
 
+@pytest.mark.parametrize("prepass", [0, 1])
+def test_blocks_of_a_cluster_each_fetch_some_rows_of_b(
+    encoded: list[tuple[TiledMap | None, ...]], prepass: int
+) -> None:
+    kernel = _tma(CLUSTER=2, PREPASS=prepass)
+    problem = Problem(129, 400, 512)
+    function, _, _ = _launched(kernel, problem)
+    _, of_b = encoded[-1]
+    _, bn, bk = kernel.tile
+    assert of_b is not None
+    assert of_b.box == (bn, bk // 2)
+    assert function.calls[0][0] == kernel.blocks(problem, SMS) == 2 * 2 * 8, "two tiles, eight clusters each"
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_pre_pass_transposes_a_and_packs_b_only_where_it_must(
     encoded: list[tuple[TiledMap | None, ...]], shift: int

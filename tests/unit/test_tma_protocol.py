@@ -1,4 +1,4 @@
-"""The protocol of kernels_cu/11_tma.cu on paper: barriers, ring, shared tiles; progress in random order.
+"""The protocol of kernels_cu/11_tma.cu on paper: ring, clusters, shared tiles; progress in random order.
 
 What runs here is a model of the kernel, line by line; the kernel itself needs a GPU.
 """
@@ -64,30 +64,37 @@ class Place:
 class Block:
     """One block that works through `tiles` tiles of K; every yield is a place where others may go on."""
 
-    def __init__(self, stages: int, tiles: int, chance: random.Random) -> None:
-        self.stages, self.tiles, self.chance = stages, tiles, chance
+    def __init__(self, stages: int, tiles: int, cluster: Cluster) -> None:
+        self.stages, self.tiles, self.cluster = stages, tiles, cluster
         self.full = [Barrier(COPYING_WARPS + 1) for _ in range(stages)]  # by warps, as lanes go together
         self.empty = [Barrier(WARPS) for _ in range(stages)]
+        self.ready = [Barrier(cluster.size) for _ in range(stages)]
         self.content = [[-1] * (COPYING_WARPS + 1) for _ in range(stages)]
         self.in_use = [0] * stages
         self.boxes: dict[tuple[int, int], int] = {}
-        self.flying: list[Callable[[], None]] = []
         self.read = [0] * WARPS
 
     def copying(self, warp: int) -> Generator[None, None, None]:
+        cluster = self.cluster
         place = Place(self.stages, 1)
         for tile in range(self.tiles):
             buffer = place.buffer
             while not self.empty[buffer].ended(place.parity):
                 yield
             if warp == 0:
-                self.full[buffer].arrive(BOXES * BOX_BYTES)
+                expect = partial(self.full[buffer].arrive, BOXES * BOX_BYTES)
+                tell = partial(self._tell, buffer)
+                for step in (tell, expect) if cluster.tells_first else (expect, tell):
+                    step()
+                    yield
+            while cluster.asks and not self.ready[buffer].ended(place.parity ^ 1):
                 yield
-                for _ in range(BOXES):
-                    self.flying.append(partial(self._box, buffer, tile))
+            if warp == 0:
+                for _ in range(BOXES // cluster.size):
+                    cluster.flying += [partial(block._box, buffer, tile) for block in cluster.blocks]
                     yield
             yield
-            self.flying.append(partial(self._floats, buffer, tile, warp))
+            cluster.flying.append(partial(self._floats, buffer, tile, warp))
             place.advance()
             yield
 
@@ -107,7 +114,12 @@ class Block:
             place.advance()
             yield
 
+    def _tell(self, buffer: int) -> None:
+        if self.cluster.asks:
+            self.cluster.flying += [block.ready[buffer].arrive for block in self.cluster.blocks]
+
     def _box(self, buffer: int, tile: int) -> None:
+        assert min(self.read) > tile - self.stages, "overwritten before it was read"
         landed = self.boxes.setdefault((buffer, tile), 0) + 1
         self.boxes[buffer, tile] = landed
         if landed == BOXES:
@@ -123,35 +135,77 @@ class Block:
         assert self.content[buffer][part] == (tile - self.stages if tile >= self.stages else -1)
         self.content[buffer][part] = tile
 
+
+class Cluster:
+    """Blocks that fetch B's boxes for one another, or a single one.
+
+    Attributes:
+        asks: whether they wait until a buffer is ready in all.
+        tells_first: whether they say so before they expect the bytes, which then may come too early.
+        flying: copies and arrivals on their way, which end in any order.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        stages: int,
+        tiles: int,
+        chance: random.Random,
+        *,
+        asks: bool = True,
+        tells_first: bool = False,
+    ) -> None:
+        self.size, self.chance = size, chance
+        self.asks, self.tells_first = asks and size > 1, tells_first
+        self.flying: list[Callable[[], None]] = []
+        self.blocks = [Block(stages, tiles, self) for _ in range(size)]
+
     def run(self) -> None:
         chance = self.chance
-        going: list[Iterator[None]] = [self.copying(w) for w in range(COPYING_WARPS)]
-        going += [self.computing(w) for w in range(WARPS)]
-        speed = {id(warp): chance.choice((1, 1, 20)) for warp in going}
-        idle = 0
+        going: list[Iterator[None]] = []
+        speed: dict[int, int] = {}
+        for block in self.blocks:
+            slow = chance.choice((1, 10))
+            warps: list[Iterator[None]] = [block.copying(w) for w in range(COPYING_WARPS)]
+            warps += [block.computing(w) for w in range(WARPS)]
+            speed |= {id(warp): slow * chance.choice((1, 1, 20)) for warp in warps}
+            going += warps
+        idle, before = 0, None
         while going or self.flying:
-            before = (len(going), sum(self.read), len(self.flying))
             if self.flying and chance.random() < 0.3:
-                self.flying.pop(chance.randrange(len(self.flying)))()  # in any order
+                self.flying.pop(chance.randrange(len(self.flying)))()
             if going:
                 warp = chance.choices(going, [speed[id(each)] for each in going])[0]
                 try:
                     next(warp)
                 except StopIteration:
                     going.remove(warp)
-            idle = idle + 1 if before == (len(going), sum(self.read), len(self.flying)) else 0
+            state = (len(going), sum(sum(block.read) for block in self.blocks), len(self.flying))
+            idle = idle + 1 if before == state else 0
+            before = state
             assert idle < 20_000, "deadlock"
 
 
+@pytest.mark.parametrize(("size", "tells_first"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
-def test_no_deadlock_and_nothing_overwritten_before_it_is_read(stages: int) -> None:
+def test_no_deadlock_and_nothing_overwritten_before_it_is_read(
+    stages: int, size: int, tells_first: bool
+) -> None:
     chance = random.Random(stages)
     for tiles in (0, 1, stages - 1, stages, stages + 1, 2 * stages, 5 * stages + 3):
-        for _ in range(3):
-            block = Block(stages, tiles, chance)
-            block.run()
-            assert block.read == [tiles] * WARPS
-            assert not block.flying
+        for _ in range(3 // size):
+            cluster = Cluster(size, stages, tiles, chance, tells_first=tells_first)
+            cluster.run()
+            assert [block.read for block in cluster.blocks] == [[tiles] * WARPS] * size
+            assert not cluster.flying
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_blocks_that_do_not_ask_overwrite_what_others_read(stages: int) -> None:
+    """What `ready` is for."""
+    cluster = Cluster(2, stages, 40 * stages, random.Random(0), asks=False)
+    with pytest.raises(AssertionError, match="overwritten before it was read"):
+        cluster.run()
 
 
 Piece = tuple[int, int, int]
@@ -257,42 +311,50 @@ class Shared:
 
 
 class ManyShare:
-    """The blocks of one launch where tiles are fewer, each until its end, in random order."""
+    """The clusters of one launch where tiles are fewer, each until the end of its blocks, in random order.
 
-    def __init__(self, band: Band, resident: int, chance: random.Random) -> None:
-        self.band, self.resident, self.chance = band, resident, chance
-        self.tiles = [Shared() for _ in range(band.tiles)]
-        self.whole: list[int] = []
+    The blocks of a cluster have one tile each of those that count as one: nobody but those of the same rank
+    has to do with it.
+    """
+
+    def __init__(self, band: Band, size: int, resident: int, chance: random.Random) -> None:
+        self.band, self.size, self.resident, self.chance = band, size, resident, chance
+        self.slices_of = 2 * size  # one for so many parts, or one alone
+        self.tiles = [[Shared() for _ in range(band.tiles)] for _ in range(size)]
+        self.whole: list[tuple[int, int]] = []
         self.work: list[int] = []
+        self.places: set[int] = set()
 
-    def block(self, number: int) -> Generator[None, None, None]:
-        band = self.band
-        part = band.blocks - 1 - number
+    def block(self, cluster: int, rank: int) -> Generator[None, None, None]:
+        band, tiles = self.band, self.tiles[rank]
+        part = band.blocks - 1 - cluster
         tickets: list[tuple[int, int]] = []
-        mine = pieces(band, number)
+        mine = pieces(band, cluster)
         assert 1 <= len(mine) <= 2, "there are two tickets in shared memory"
         self.work.append(sum(last - first for _, first, last in mine))
         for tile, first, last in mine:
             yield
             if (first, last) == (0, band.depth):
-                self.whole.append(tile)
+                self.whole.append((rank, tile))
                 continue
-            place = 2 * part + (first == 0)
-            assert place not in self.tiles[tile].left, "each piece has a place of its own"
-            self.tiles[tile].left[place] = (first, last)
+            place = 2 * (part * self.size + rank) + (first == 0)
+            assert place not in self.places, "each piece has a place of its own"
+            self.places.add(place)
+            tiles[tile].left[place] = (first, last)
             yield
-            tickets.append((tile, self.tiles[tile].arrived))
-            self.tiles[tile].arrived += 1
+            tickets.append((tile, tiles[tile].arrived))
+            tiles[tile].arrived += 1
         for tile, ticket in tickets:
-            shared = self.tiles[tile]
+            shared = tiles[tile]
             first = band.first_part(tile)
             parts = band.last_part(tile) - first + 1
-            slices = 1 << ((parts // 2).bit_length() - 1)
+            slices = 1 << (max(1, parts // self.slices_of).bit_length() - 1)
             if ticket < parts - slices:
                 continue
             while shared.arrived < parts:
                 yield
-            places = [2 * (first + p) + (p == 0) for p in range(parts)]
+            begin = 2 * (first * self.size + rank)
+            places = [begin + 2 * self.size * p + (p == 0) for p in range(parts)]
             spans = [shared.left[place] for place in places]
             assert spans[0][0] == 0
             assert spans[-1][1] == band.depth
@@ -308,22 +370,31 @@ class ManyShare:
 
     def run(self) -> None:
         waiting = list(range(self.band.blocks))
-        running: list[Iterator[None]] = []
-        for _ in range(2_000_000):
+        running: list[list[Iterator[None]]] = []
+        speed: dict[int, int] = {}
+        idle, before = 0, None
+        while waiting or running:
             while waiting and len(running) < self.resident:
-                running.append(self.block(waiting.pop(0)))
-            if not running:
-                return
-            block = self.chance.choice(running)
+                cluster = waiting.pop(0)
+                running.append([self.block(cluster, rank) for rank in range(self.size)])
+                speed |= {id(block): self.chance.choice((1, 50)) for block in running[-1]}
+            going = [(block, blocks) for blocks in running for block in blocks]
+            block, blocks = self.chance.choices(going, [speed[id(block)] for block, _ in going])[0]
             try:
                 next(block)
             except StopIteration:
-                running.remove(block)
-        raise AssertionError("deadlock")
+                blocks.remove(block)
+                if not blocks:
+                    running.remove(blocks)
+            state = (len(going), sum(shared.arrived for tiles in self.tiles for shared in tiles))
+            idle = idle + 1 if before == state else 0
+            before = state
+            assert idle < 20_000, "deadlock"
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("seed", range(60))
-def test_tiles_of_many_are_added_up_in_order_with_half_of_the_blocks_resident(seed: int) -> None:
+def test_tiles_of_many_are_added_up_in_order_with_half_of_the_blocks_resident(seed: int, size: int) -> None:
     chance = random.Random(seed)
     blocks = chance.choice((2, 3, 7, 64, 132, 264))
     tiles = chance.randint(1, blocks - 1)
@@ -334,10 +405,56 @@ def test_tiles_of_many_are_added_up_in_order_with_half_of_the_blocks_resident(se
         return
     assert band.many_share
     for _ in range(2):
-        launch = ManyShare(band, blocks // 2 + 1, chance)
+        launch = ManyShare(band, size, blocks // 2 + 1, chance)
         launch.run()
         assert max(launch.work) - min(launch.work) <= 1
-        for tile, shared in enumerate(launch.tiles):
+        assert max(launch.places, default=0) < 2 * blocks * size, "as large as the workspace"
+        for rank, tile in itertools.product(range(size), range(tiles)):
+            shared = launch.tiles[rank][tile]
             assert shared.arrived == 0, "left as it was found, for the next launch"
-            assert (tile in launch.whole) != bool(shared.left), "written by one block, or added up by several"
+            whole = (rank, tile) in launch.whole
+            assert whole != bool(shared.left), "written by one block, or added up by several"
             assert bool(shared.left) == bool(shared.slices)
+
+
+def test_as_many_slices_for_each_rank_as_without_clusters_would_hold_too_many() -> None:
+    """Each of the two blocks of a cluster holds the other's place on the GPU while it waits."""
+    band = Band.of(1, 32, 513)
+    for seed in range(10):
+        ManyShare(band, 2, 17, random.Random(seed)).run()
+    launches = [ManyShare(band, 2, 17, random.Random(seed)) for seed in range(10)]
+    hung = 0
+    for launch in launches:
+        launch.slices_of = 2
+        try:
+            launch.run()
+        except AssertionError as error:
+            hung += "deadlock" in str(error)
+    assert hung > 5
+
+
+def tile_of_block(rows: int, cols: int, bm: int, bn: int, number: int) -> tuple[int, int]:
+    """First row and column: `tile_of_block` of the kernel."""
+    group = 8
+    tile_rows, tile_cols = -(-rows // bm), -(-cols // bn)
+    first, place = number // (group * tile_cols) * group, number % (group * tile_cols)
+    in_group = min(group, tile_rows - first)
+    return (first + place % in_group) * bm, place // in_group * bn
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 64, 65, 96, 97, 32 * 17, 32 * 17 + 1, 32 * 18])
+def test_the_tiles_of_clusters_cover_c_once_and_read_rows_of_a_alone(rows: int, size: int) -> None:
+    bm, bn, cols = 32, 64, 100
+    written: set[tuple[int, int]] = set()
+    for number in range(-(-rows // (size * bm)) * -(-cols // bn)):
+        for rank in range(size):
+            row, col = tile_of_block(rows, cols, size * bm, bn, number)
+            inside, above = min(size * bm, rows - row), rank * bm  # `own_tile` of the kernel
+            row += above if above < inside else 0
+            inside = max(0, min(bm, inside - above))
+            assert row + max(inside, 1) <= rows, "what is copied of A, where nothing is inside as well"
+            tile = {(r, col) for r in range(row, row + inside)}
+            assert not tile & written
+            written |= tile
+    assert written == set(itertools.product(range(rows), range(0, cols, bn)))
