@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sgemm_tune.arch import REGISTERS_PER_SM, REGISTERS_PER_THREAD
+from sgemm_tune.arch import REGISTERS_PER_THREAD
 from sgemm_tune.kernel import Rules
 from sgemm_tune.problem import FLOAT_BYTES
-from sgemm_tune.stages._tiles import VECTOR, WarpTiledKernel, divides
+from sgemm_tune.stages._tiles import VECTOR, WarpTiledKernel, divides, fit_an_sms_registers
 
 A_LANES = 8
 """Lanes that share a row of A."""
@@ -55,7 +55,4 @@ class AsyncKernel(WarpTiledKernel):
             self.register_estimate <= REGISTERS_PER_THREAD,
             "a thread's sums, two pairs of fragments and addresses must fit its 255 registers",
         )
-        yield (
-            self.MIN_BLOCKS * self.threads * self.register_estimate <= REGISTERS_PER_SM,
-            "the registers of MIN_BLOCKS blocks must fit the SM's 65536",
-        )
+        yield from fit_an_sms_registers(self.MIN_BLOCKS * self.threads * self.register_estimate)

@@ -24,6 +24,11 @@ def fits_an_sm(kernel: Kernel, blocks: int, arch: Arch) -> Rules:
     )
 
 
+def fit_an_sms_registers(needed: int) -> Rules:
+    """That an SM has the registers that MIN_BLOCKS blocks need."""
+    yield needed <= REGISTERS_PER_SM, "the registers of MIN_BLOCKS blocks must fit the SM's 65536"
+
+
 class PatchKernel(TiledKernel):
     """A stage whose threads each compute a TM x TN patch of a BM x BN block tile, BK steps at a time."""
 
@@ -153,7 +158,4 @@ class PipelinedKernel(WarpTiledKernel):
             self.register_estimate <= REGISTERS_PER_THREAD,
             "a thread's sums, two pairs of fragments and staged floats must fit its 255 registers",
         )
-        yield (
-            self.MIN_BLOCKS * self.threads * self.register_estimate <= REGISTERS_PER_SM,
-            "the registers of MIN_BLOCKS blocks must fit the SM's 65536",
-        )
+        yield from fit_an_sms_registers(self.MIN_BLOCKS * self.threads * self.register_estimate)

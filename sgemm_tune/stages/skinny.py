@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sgemm_tune.arch import REGISTERS_PER_SM, REGISTERS_PER_THREAD, WARP, Arch
+from sgemm_tune.arch import REGISTERS_PER_THREAD, WARP, Arch
 from sgemm_tune.kernel import Rules, TiledKernel, Traits, register, tune
 from sgemm_tune.problem import FLOAT_BYTES, Problem
-from sgemm_tune.stages._tiles import VECTOR, divides, fits_an_sm
+from sgemm_tune.stages._tiles import VECTOR, divides, fit_an_sms_registers, fits_an_sm
 
 FEW_ROWS, FEW_COLUMNS = 0, 1
 """Values of SIDE."""
@@ -145,10 +145,7 @@ class Skinny(TiledKernel):
             self.register_estimate <= REGISTERS_PER_THREAD,
             "a thread's sums and what is on its way must fit its 255 registers",
         )
-        yield (
-            self.MIN_BLOCKS * self.threads * self.register_estimate <= REGISTERS_PER_SM,
-            "the registers of MIN_BLOCKS blocks must fit the SM's 65536",
-        )
+        yield from fit_an_sms_registers(self.MIN_BLOCKS * self.threads * self.register_estimate)
 
     def _limits(self, arch: Arch) -> Rules:
         yield from super()._limits(arch)
