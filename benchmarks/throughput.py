@@ -15,7 +15,7 @@ no result, which favours it; its CUDA context exists before its clock starts, as
 
 What the sampler of part 2 proposes follows from measured times, which are never twice the same, so with `gp`
 and `tpe` it asks for configurations that part 1 has not tried: `second_compiled` counts those it had to
-compile, `second_recompiled` those of them that part 1 had compiled already: that must be 0. With
+compile, `second_recompiled` the cubins among them that part 1 had compiled already: that must be 0. With
 `--sampler random` both must be 0.
 
 Needs a GPU.
@@ -76,6 +76,10 @@ BLOCK_SIZE = "block_size_x"
 EMPTY, FILLED, ONE_STAGE = "all stages, empty cache", "all stages, filled cache", "one stage, empty cache"
 
 
+Code = tuple[str, tuple[str, ...]]
+"""What a cubin is compiled from: `Kernel.code`."""
+
+
 # ------------------------------------------------------------------------------------------ our searches
 
 
@@ -114,7 +118,8 @@ class Run:
         validated_per_second: validated / seconds.
         gpu_busy: share of search_seconds in which the GPU's process worked on a candidate.
         bookkeeping: share of search_seconds that the main process spent on proposing and storing.
-        compiled, cached: trials that the compiler was needed for, and those it was not.
+        compiled, cached: trials that cost a compilation or failed in one, and those whose cubin was in the
+            cache or was compiled for another trial.
         best, best_ms: the winner; None where there is none.
     """
 
@@ -174,11 +179,11 @@ def figures(name: str, legal: int, result: SearchResult, outcomes: Sequence[Outc
 
 
 class WatchedPool:
-    """A pool that remembers which kernels it had to compile: `compiled`."""
+    """A pool that remembers what it had to compile: `compiled`, by the kernels' code."""
 
     def __init__(self, pool: Compiles) -> None:
         self._pool = pool
-        self.compiled: set[Kernel] = set()
+        self.compiled: set[Code] = set()
 
     def submit(self, kernel: Kernel) -> Future[Binary]:
         """As the pool's own."""
@@ -188,7 +193,7 @@ class WatchedPool:
 
     def _note(self, kernel: Kernel, done: Future[Binary]) -> None:
         if not done.cancelled() and (done.exception() is not None or not done.result().cached):
-            self.compiled.add(kernel)
+            self.compiled.add(kernel.code)
 
 
 def run_search(
@@ -200,8 +205,8 @@ def run_search(
     worker: GpuWorker,
     pool: Compiles,
     settings: SearchSettings,
-) -> tuple[Run, set[Kernel]]:
-    """Search once; its figures, and the kernels that it compiled.
+) -> tuple[Run, set[Code]]:
+    """Search once; its figures, and what it compiled.
 
     Raises:
         SgemmTuneError: what `search` raises.
@@ -276,6 +281,11 @@ def within_peer_limit(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     return tuple(kernel for kernel in kernels if kernel.smem_bytes <= PEER_SMEM_BYTES)
 
 
+def takes_more(kernel: Kernel) -> bool:
+    """Whether the kernel takes more than `peer_arguments`: Kernel Tuner gives all configurations the same."""
+    return kernel.box_of_b is not None or kernel.takes_workspace or bool(kernel.launch_values)
+
+
 def peer_params(kernel: Kernel) -> dict[str, int]:
     """A configuration as Kernel Tuner has it: what the source wants defined, and the threads of a block."""
     tunables = {f"{DEFINE_PREFIX}{name}": value for name, value in kernel.params.items()}
@@ -338,6 +348,8 @@ def run_peer(job: PeerJob) -> Peer:
         return replace(nothing, why="not installed: pip install kernel_tuner")
     if not fit:
         return replace(nothing, why="every legal configuration needs more than 48 KiB")
+    if takes_more(fit[0]):
+        return replace(nothing, why=f"{job.stage} takes arguments that it cannot be given")
     with ProcessPool(1, context=get_context("spawn")) as pool:
         future = pool.schedule(tune_peer, args=[job], timeout=job.seconds + PEER_GRACE_SECONDS)
         try:
@@ -484,7 +496,7 @@ def measure(
     every = suited(stages_from(None, Precision.FP32)[1], request.problem)
     parts = [(EMPTY, every, "all"), (FILLED, every, "all"), (ONE_STAGE, (request.stage,), "one")]
     runs: list[Run] = []
-    compiled: list[set[Kernel]] = []
+    compiled: list[set[Code]] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for number, (name, stages, cache) in enumerate(parts):

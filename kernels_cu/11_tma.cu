@@ -3,9 +3,9 @@
 // Since 09: an SM's FFMA units are the limit, so all that is no FFMA leaves the loop that computes.
 //   - Four more warps copy. They start B's tiles by one instruction each, which the copy engine (TMA) carries out, and
 //     A's float by float (cp.async), because they are transposed on their way and the engine cannot do that. Read along
-//     K, as the engine would lay A down, an FFMA takes 1.2 cycles and more for its register banks (counted; here 1.05).
-//     With PREPASS another kernel has transposed A before, and given B aligned rows, which the engine needs: slower
-//     where B's are aligned anyway, faster where they are not.
+//     K, as the engine would lay A down, a float4 has four steps of one row: twice 4 * TM registers, which 128 sums do
+//     not leave. With PREPASS another kernel has transposed A before, and given B aligned rows, which the engine
+//     needs: slower where B's are aligned anyway, faster where they are not.
 //   - No barrier of the whole block: each buffer of the ring has one barrier that says `full` and one for `empty`. A
 //     computing warp waits for `full` and arrives at `empty`; it never waits for other warps.
 //   - Registers move (setmaxnreg): copying warps keep 40, computing ones have 216 or 232.
@@ -21,9 +21,10 @@
 //                          |                      v
 //   computing warps   arrive     | LDS and FFMA, BK steps                     | wait full ...
 //
-// The loop: 8 steps of K with 16 x 8 sums per thread are 1024 FFMAs, 48 LDS.128 and 6 others. With 1.043 cycles per
-// FFMA for the register banks (place_sums) that makes 1.095, and 1.112 with all that is outside the loop
-// (docs/tma.md); 09 has 1.22.
+// The loop: 8 steps of K with 8 x 16 sums per thread are 1024 FFMAs, 48 LDS.128 and 5 others. They take 95 % of the issue
+// slots at 4096, the FMA units are busy 88 % of the time (docs/tma.md); 09 has 79 %.
+//
+// STAGES and STREAM_K are no defines but arguments of the launch: eight configurations may share a cubin.
 //
 // STREAM_K: of T tiles for G < T blocks all but the last T % G + G go whole, one wave after the other. The rest is a
 // band of that many tiles times K, cut into G equal parts, each more than a tile. So a tile is shared by two at most:
@@ -41,6 +42,8 @@
 //
 // With CLUSTER = 2, pairs of blocks and pairs of tiles count as one in all this: both blocks have the same parts of K.
 //
+// Sides of tiles need not be powers of 2: 12 rows per thread make tiles of 48 rows, of which C with 33 wastes few.
+//
 // Lane and patch are as in 06; blocks are of computing warps, then four copying ones. The parts of the kernel are in
 // tma/*.cuh; each is included below the constants that it needs.
 //
@@ -57,10 +60,8 @@ constexpr int BK = TUNE_BK;                       // depth of a tile
 constexpr int TM = TUNE_TM;                       // rows of C per thread
 constexpr int TN = TUNE_TN;                       // columns of C per thread
 constexpr int LANES_M = TUNE_LANES_M;             // rows of lanes in a warp
-constexpr int STAGES = TUNE_STAGES;               // buffers of the ring
 constexpr int ORDER = TUNE_ORDER;                 // of the outer product: see outer_product
 constexpr int MIN_BLOCKS = TUNE_MIN_BLOCKS;       // blocks per SM
-constexpr int STREAM_K = TUNE_STREAM_K;           // whether what fills no wave is shared out along K
 constexpr int PREPASS = TUNE_PREPASS;             // whether sgemm_pack has transposed A
 constexpr int PACKED = TUNE_PACKED;               // whether an instruction makes two FFMAs: see outer_product
 constexpr int CLUSTER = TUNE_CLUSTER;             // blocks below one another that fetch B together
@@ -73,7 +74,6 @@ constexpr int COMPUTING = COMPUTING_WARPS * WARP; // threads
 constexpr int COPYING = 4 * WARP;
 constexpr int THREADS = COMPUTING + COPYING;
 constexpr int REGISTERS = TM * TN + 2 * (TM + TN) + 32;  // of a computing thread: sums, fragments, the rest
-constexpr int AHEAD = (STAGES - 1) * BK;          // entries of K on their way
 
 static_assert(THREADS <= THREADS_PER_BLOCK, "a block has at most 1024 threads");
 static_assert(THREADS % WARP == 0, "a block is made of whole warps");
@@ -83,8 +83,6 @@ static_assert(WM <= 4 * WN && WN <= 4 * WM,
               "a warp tile more than 4 times as long as wide reads too many fragments for its sums");
 static_assert(MIN_BLOCKS * COMPUTING == 256,
               "MIN_BLOCKS blocks must give each of the SM's 4 schedulers 2 computing warps");
-static_assert(AHEAD >= 16 && AHEAD <= 96,
-              "16 to 96 entries of K must be on their way: fewer hide no latency, more only take shared memory");
 
 // Registers are handed over by groups of 4 warps, from what the launch gives every thread alike.
 constexpr int REGISTER_UNIT = 8;
@@ -97,6 +95,7 @@ static_assert(!PREPASS || BM * BN >= 128 * 128,
               "only tiles of 128 x 128 and more reuse operands often enough for a pre-pass to pay");
 static_assert(CLUSTER == 1 || (BM * BN >= 128 * 128 && BN >= BM),
               "only tiles of 128 x 128 and more that are no taller than wide have enough of B to share it");
+static_assert(TM * TN <= 128, "more than 128 sums per thread leave too few registers for all that is no loop");
 static_assert(REGISTERS <= TAKEN, "a thread's sums, two pairs of fragments and addresses must fit its registers");
 
 constexpr int FLOAT_BYTES = sizeof(float);
@@ -106,17 +105,23 @@ constexpr int A_STRIDE = PREPASS ? BM : BM + 4;   // of transposed rows: copies 
 constexpr int A_BYTES = FLOAT_BYTES * BK * A_STRIDE;
 constexpr int B_BYTES = FLOAT_BYTES * BK * BN;
 constexpr int BUFFER = A_BYTES + B_BYTES;
-constexpr int FULL = STAGES * BUFFER;             // where the barriers begin, behind the ring
-constexpr int EMPTY = FULL + STAGES * BARRIER_BYTES;
-constexpr int READY = EMPTY + STAGES * BARRIER_BYTES;  // of clusters alone
-constexpr int READY_BYTES = CLUSTER > 1 ? 2 * STAGES * BARRIER_BYTES : 0;  // twice as many as needed: 16 for each
-constexpr int TICKETS = READY + READY_BYTES;      // of this block's shared tiles: Ticket[2]
+
+// Shared memory: barriers, each kind with room for the most buffers; tickets of this block's shared tiles: Ticket[2];
+// what it does: Work; a float4 for each computing thread; the ring. So all but the ring's end is known without STAGES.
+constexpr int MOST_STAGES = 6;
+constexpr int FULL = 0;
+constexpr int EMPTY = FULL + MOST_STAGES * BARRIER_BYTES;
+constexpr int READY = EMPTY + MOST_STAGES * BARRIER_BYTES;  // of clusters alone
+constexpr int TICKETS = READY + MOST_STAGES * BARRIER_BYTES;
 constexpr int TICKET_BYTES = 16;
-constexpr int EXCHANGE = TICKETS + TICKET_BYTES;  // a float4 for each computing thread
+constexpr int WORK = TICKETS + TICKET_BYTES;
+constexpr int WORK_BYTES = 32;
+constexpr int EXCHANGE = (WORK + WORK_BYTES + BOX_ALIGNMENT - 1) / BOX_ALIGNMENT * BOX_ALIGNMENT;
+constexpr int RING = EXCHANGE + COMPUTING * VECTOR * FLOAT_BYTES;
 constexpr int FULL_ARRIVALS = PREPASS ? 1 : COPYING + 1;  // every copying thread's floats, and the one that sees to B
 constexpr int STEPS = BK < UNROLL ? BK : UNROLL;  // of K in one body of the loop
 
-extern __shared__ __align__(128) unsigned char shared_memory[];
+extern __shared__ __align__(BOX_ALIGNMENT) unsigned char shared_memory[];
 
 #include "tma/work.cuh"
 
@@ -124,9 +129,10 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 struct Place {
     unsigned buffer, parity;
 
-    __device__ __forceinline__ void advance() {
-        bool wraps = buffer == STAGES - 1;
-        buffer = wraps ? 0 : buffer + 1;
+    __device__ __forceinline__ void advance(unsigned stages) {
+        ++buffer;
+        bool wraps = buffer == stages;
+        buffer = wraps ? 0 : buffer;
         parity ^= wraps;
     }
 };
@@ -137,8 +143,9 @@ struct Place {
 
 // ptxas gives a float4 four neighbouring registers and is free with all others. Registers lie in two banks, by parity;
 // an FFMA gets one operand a cycle from each, the third from the reuse cache. Row by row that is a[m], so sums[m][n]
-// must have the other parity than b[n]; column by column it is b[n], and the other parity than a[m]. This asks for it:
-// by float4s of sums with neighbours exchanged, on a path that is never taken, as K is never negative.
+// should have the other parity than b[n]; column by column it is b[n], and the other parity than a[m]. This asks for
+// it: by float4s of sums with neighbours exchanged, on a path that is never taken, as K is never negative. What is left
+// of bank conflicts costs 0.7 % (docs/fp32.md, 23), and leave_sums stores such float4s without a move.
 __device__ __forceinline__ void place_sums(const float (&sums)[TM][TN], int K) {
     if (K >= 0) return;
     float4 *to = reinterpret_cast<float4 *>(shared_memory) + threadIdx.x;
@@ -174,26 +181,27 @@ __device__ __forceinline__ unsigned zero_after(const float (&a)[TM], const float
 
 #include "tma/shared_tiles.cuh"
 
-__device__ __forceinline__ void compute_tiles(int M, int N, int K, float alpha, float beta, float *C,
+__device__ __forceinline__ void compute_tiles(const Product &product, int stages, float alpha, float beta, float *C,
                                               int ldc, float4 *workspace) {
-    unsigned ring = shared_address(shared_memory);
+    unsigned shared = shared_address(shared_memory);
     Patch patch(threadIdx.x);
     Place place{0, 0};
     int left_behind = 0;                          // pieces whose sums are in the workspace
     Piece piece;
-    for (int done = 0; find_piece(done, M, N, K, piece); ++done) {
+    for (unsigned done = 0; find_piece(done, product.K, piece); ++done) {
         float sums[TM][TN] = {};
         // Fragments of a step of K are loaded while the step before is multiplied, so also across tiles: each body of
         // the loop begins with the last step of the body before it. Before the first there is none, and 0 * 0 is added.
         float a[2][TM] = {}, b[2][TN] = {};
 #pragma unroll 1
         for (int left = piece.k_end - piece.k_begin; left > 0; left -= BK) {
-            await_phase(ring + FULL + place.buffer * BARRIER_BYTES, place.parity);
-            unsigned a_read = ring + place.buffer * BUFFER + FLOAT_BYTES * patch.row;
-            unsigned b_read = ring + place.buffer * BUFFER + A_BYTES + FLOAT_BYTES * patch.col;
-            // Counted down, which is nothing but a form of the source that ptxas makes a slightly better loop of.
+            await_phase(shared + FULL + place.buffer * BARRIER_BYTES, place.parity);
+            unsigned a_read = shared + RING + place.buffer * BUFFER + FLOAT_BYTES * patch.row;
+            unsigned b_read = shared + RING + place.buffer * BUFFER + A_BYTES + FLOAT_BYTES * patch.col;
+            unsigned a_end = a_read + FLOAT_BYTES * BK * A_STRIDE;
+            take_as_it_is(a_end);                 // else it is found anew in each turn
 #pragma unroll 1
-            for (int left_here = BK; left_here > 0; left_here -= STEPS) {
+            while (a_read != a_end) {
 #pragma unroll
                 for (int k = 0; k < STEPS; ++k) {
                     patch.load_a(a[k % 2], shared_pointer(a_read) + k * A_STRIDE);
@@ -203,21 +211,21 @@ __device__ __forceinline__ void compute_tiles(int M, int N, int K, float alpha, 
                 a_read += FLOAT_BYTES * STEPS * A_STRIDE;
                 b_read += FLOAT_BYTES * STEPS * BN;
             }
-            unsigned empty = ring + EMPTY + place.buffer * BARRIER_BYTES + zero_after(a[1], b[1], K);
+            unsigned empty = shared + EMPTY + place.buffer * BARRIER_BYTES + zero_after(a[1], b[1], product.K);
             arrive(empty);
-            place.advance();
+            place.advance(stages);
         }
         outer_product<ORDER, PACKED>(sums, a[1], b[1]);   // the last step
-        place_sums(sums, K);
+        place_sums(sums, product.K);
 
-        if ((piece.k_begin > 0 || piece.k_end < K) && Band(M, N, K).many_share()) {
+        if ((piece.k_begin > 0 || piece.k_end < product.K) && work().many_share) {
             leave_sums(sums, place_of(workspace, part_of_block(), piece.k_begin == 0), piece.tile, left_behind++);
             continue;
         }
         int warp = threadIdx.x / WARP;
-        bool beginning = piece.k_end < K;         // of a shared tile: another block has its end
+        bool beginning = piece.k_end < product.K;         // of a shared tile: another block has its end
         if (beginning) await_flag(&end_written[own(part_of_block() + 1)][warp]);
-        BlockTile tile = own_tile(M, N, piece.tile);
+        BlockTile tile = own_tile(product, piece.tile);
         float kept = beginning ? 1.0f : beta;     // of what C holds
         if (rows_are_aligned<VECTOR>(C, ldc) && tile.cols_inside % VECTOR == 0)
             update_c(patch, sums, C, ldc, tile, alpha, kept);
@@ -228,7 +236,7 @@ __device__ __forceinline__ void compute_tiles(int M, int N, int K, float alpha, 
     sync_threads<COMPUTING>();                    // all see the tickets, and nobody reads the ring
 #pragma unroll 1
     for (int which = 0; which < left_behind; ++which)
-        add_up(ticket(which), workspace, M, N, K, C, ldc, alpha, beta);
+        add_up(ticket(which), workspace, product, C, ldc, alpha, beta);
 }
 
 #include "tma/pack.cuh"
@@ -243,18 +251,20 @@ __device__ __forceinline__ void compute_tiles(int M, int N, int K, float alpha, 
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, const float *__restrict__ B, int ldb,
       float beta, float *__restrict__ C, int ldc, const __grid_constant__ TensorMaps maps,
-      int b_mapped, float4 *__restrict__ workspace) {
+      int b_mapped, float4 *__restrict__ workspace, int stages, int stream_k) {
     drop_empty_product(K, alpha);
+    Product product{M, N, K, stream_k};
     if (threadIdx.x == 0) {
-        unsigned ring = shared_address(shared_memory);
+        unsigned shared = shared_address(shared_memory);
 #pragma unroll 1
-        for (int stage = 0; stage < STAGES; ++stage) {
-            init_barrier(ring + FULL + stage * BARRIER_BYTES, FULL_ARRIVALS);
-            init_barrier(ring + EMPTY + stage * BARRIER_BYTES, COMPUTING);
-            if (CLUSTER > 1) init_barrier(ring + READY + stage * BARRIER_BYTES, CLUSTER);
+        for (int stage = 0; stage < stages; ++stage) {
+            init_barrier(shared + FULL + stage * BARRIER_BYTES, FULL_ARRIVALS);
+            init_barrier(shared + EMPTY + stage * BARRIER_BYTES, COMPUTING);
+            if (CLUSTER > 1) init_barrier(shared + READY + stage * BARRIER_BYTES, CLUSTER);
         }
         publish_barriers();
     }
+    if (threadIdx.x == WARP) work() = Work(product);  // by another warp, at the same time
     if constexpr (CLUSTER > 1)
         sync_cluster();
     else
@@ -262,13 +272,13 @@ sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, co
     if (threadIdx.x >= COMPUTING) {
         give_up_registers_but<KEPT>();
         if constexpr (PREPASS) {
-            if (threadIdx.x == COMPUTING) fetch_tiles(M, N, K, maps);
+            if (threadIdx.x == COMPUTING) fetch_tiles(product, stages, maps);
         } else {
-            copy_tiles(M, N, K, A, lda, B, ldb, maps.b, b_mapped != 0);
+            copy_tiles(product, stages, A, lda, B, ldb, maps.b, b_mapped != 0);
         }
     } else {
         take_registers_up_to<TAKEN>();
-        compute_tiles(M, N, K, alpha, beta, C, ldc, workspace);
+        compute_tiles(product, stages, alpha, beta, C, ldc, workspace);
     }
     if constexpr (CLUSTER > 1) meet_cluster();    // who has ended has no shared memory that others could copy to
 }

@@ -66,6 +66,9 @@ class Arch:
     tf32_flops: int
     board: Board
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # caches ask for it often
+
     @property
     def capability(self) -> tuple[int, int]:
         """(major, minor): (9, 0) for sm_90."""

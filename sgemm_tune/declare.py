@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
 from sgemm_tune.arch import Feature
+from sgemm_tune.errors import IllegalConfiguration
 
 
 def tune(
-    *choices: int, default: int | None = None, before: int | None = None, only: Feature | None = None
+    *choices: int,
+    default: int | None = None,
+    before: int | None = None,
+    only: Feature | None = None,
+    at_launch: bool = False,
 ) -> Any:
     """A tunable: its admissible values, and the one that an instance has where none is given.
 
@@ -21,6 +27,8 @@ def tune(
         before: that of configurations which were stored before the tunable existed, and so do not name it;
             None: every stored one names it.
         only: where its choices but for the first are legal; None: everywhere.
+        at_launch: given to the kernel as an int when it is launched, not to the compiler: configurations
+            that differ in nothing else share a cubin.
 
     Raises:
         ValueError: no choices, repeated ones, or a default or `before` that is not among them.
@@ -32,7 +40,10 @@ def tune(
         )
     if before is not None and before not in choices:
         raise ValueError(f"older configurations can only have had one of {choices}, not {before}")
-    return field(default=chosen, metadata={"choices": choices, "before": before, "only": only})
+    return field(
+        default=chosen,
+        metadata={"choices": choices, "before": before, "only": only, "at_launch": at_launch},
+    )
 
 
 def needs(stage: type) -> Mapping[str, tuple[Feature, int]]:
@@ -42,8 +53,59 @@ def needs(stage: type) -> Mapping[str, tuple[Feature, int]]:
 
 @cache
 def _needs(stage: type) -> Mapping[str, tuple[Feature, int]]:
-    declared = {f.name: f.metadata for f in fields(stage) if f.metadata.get("only") is not None}
-    return {name: (metadata["only"], metadata["choices"][0]) for name, metadata in declared.items()}
+    needing = {name: said for name, said in _declared(stage).items() if said["only"] is not None}
+    return {name: (said["only"], said["choices"][0]) for name, said in needing.items()}
+
+
+def at_launch(stage: type) -> tuple[str, ...]:
+    """The tunables of a stage that its kernel is given when it is launched, in the order of declaration."""
+    return _at_launch(stage)
+
+
+@cache
+def _at_launch(stage: type) -> tuple[str, ...]:
+    return tuple(name for name, said in _declared(stage).items() if said["at_launch"])
+
+
+def choices_of(stage: type) -> dict[str, tuple[int, ...]]:
+    """Each tunable's choices by name."""
+    return {name: said["choices"] for name, said in _declared(stage).items()}
+
+
+def combinations(choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Every way to give each name one of its values; the last name's vary fastest."""
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
+
+
+def checked(stage: type, called: str, params: Mapping[str, object]) -> dict[str, Any]:
+    """A value for every tunable of a stage of this name; those that came later need not be given.
+
+    Raises:
+        IllegalConfiguration: a name that is no tunable or is missing, or a value that is no choice.
+    """
+    tunables = _declared(stage)
+    later = {name: said["before"] for name, said in tunables.items() if said["before"] is not None}
+    given: dict[str, Any] = {**later, **params}
+    for name in given:
+        if name not in tunables:
+            raise IllegalConfiguration(
+                f"{called} has no tunable {name!r}: its tunables are {', '.join(tunables)}"
+            )
+    for name, choices in choices_of(stage).items():
+        listed = ", ".join(map(str, choices))
+        if name not in given:
+            raise IllegalConfiguration(f"{called} needs a value for {name}: one of {listed}")
+        value = given[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value not in choices:
+            raise IllegalConfiguration(f"{called}.{name} is {value!r}: choose one of {listed}")
+    return given
+
+
+@cache
+def _declared(stage: type) -> dict[str, Mapping[str, Any]]:
+    """What `tune` was told of each tunable."""
+    return {f.name: f.metadata for f in fields(stage) if "choices" in f.metadata}
 
 
 @dataclass(frozen=True)

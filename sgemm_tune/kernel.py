@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePath
 from typing import ClassVar, Self
 
 from sgemm_tune.arch import PACKED_FFMA, THREADS_PER_BLOCK, WARP, Arch, Feature
 from sgemm_tune.declare import Traits as Traits  # noqa: PLC0414  (stages find all of it here)
-from sgemm_tune.declare import needs
+from sgemm_tune.declare import at_launch, checked, choices_of, needs
 from sgemm_tune.declare import tune as tune  # noqa: PLC0414
 from sgemm_tune.errors import IllegalConfiguration
 from sgemm_tune.problem import Precision, Problem
+from sgemm_tune.reads import legal_combinations
 from sgemm_tune.registry import ladder as ladder  # noqa: PLC0414
 from sgemm_tune.registry import register as register  # noqa: PLC0414
 from sgemm_tune.registry import stage_named as stage_named  # noqa: PLC0414
@@ -97,7 +98,7 @@ class Kernel:
 
     @property
     def takes_workspace(self) -> bool:
-        """Whether the kernel takes a pointer to device memory of its own as its last argument."""
+        """Whether the kernel takes a pointer to device memory of its own."""
         return False
 
     def workspace_bytes(self, problem: Problem, sms: int) -> int:
@@ -159,6 +160,10 @@ class Kernel:
         """What must hold for this configuration, as the source's static_asserts say it."""
         yield from ()
 
+    def launch_rules(self) -> Rules:
+        """What must hold of tunables that are launch arguments; no static_assert can say it."""
+        yield from ()
+
     def grid(self, problem: Problem) -> int:
         """Blocks of the one-dimensional grid, were there an SM for each; 0 where C is empty."""
         bm, bn, _ = self.tile
@@ -183,21 +188,34 @@ class Kernel:
     @property
     def defines(self) -> tuple[str, ...]:
         """What the compiler is given, sorted: `-DTUNE_BM=128`."""
-        return tuple(sorted(f"-D{DEFINE_PREFIX}{name}={value}" for name, value in self.params.items()))
+        given = {name: value for name, value in self.params.items() if name not in at_launch(type(self))}
+        return tuple(sorted(f"-D{DEFINE_PREFIX}{name}={value}" for name, value in given.items()))
+
+    @property
+    def code(self) -> tuple[str, tuple[str, ...]]:
+        """What is compiled: configurations of the same code share a cubin."""
+        return self.source, self.defines
+
+    @property
+    def launch_values(self) -> tuple[int, ...]:
+        """What the kernel is given as its last arguments: the tunables that no define sets."""
+        return tuple(getattr(self, name) for name in at_launch(type(self)))
 
     def __str__(self) -> str:
         return f"{self.name()}({', '.join(f'{name}={value}' for name, value in self.params.items())})"
 
     def violations(self, arch: Arch | None = None) -> list[str]:
         """Every rule this configuration breaks: the stage's own and, given `arch`, its limits."""
-        broken = [message for holds, message in self._all_rules() if not holds]
+        rules = itertools.chain(self._all_rules(), self.launch_rules())
+        broken = [message for holds, message in rules if not holds]
         if not broken and arch is not None:
             broken = [message for holds, message in self._limits(arch) if not holds]
         return broken
 
     def is_legal(self, arch: Arch) -> bool:
         """Whether there are no `violations(arch)`; the first one decides."""
-        return all(holds for holds, _ in self._all_rules()) and all(holds for holds, _ in self._limits(arch))
+        every = (self._all_rules(), self.launch_rules(), self._limits(arch))
+        return all(holds for rules in every for holds, _ in rules)
 
     def _all_rules(self) -> Rules:
         yield from self.rules()
@@ -220,12 +238,12 @@ class Kernel:
     @classmethod
     def name(cls) -> str:
         """The stage's name: the source's stem without its number."""
-        return PurePath(cls.source).stem.split("_", 1)[1]
+        return _place_and_name(cls.source)[1]
 
     @classmethod
     def rung(cls) -> int:
         """The source's number: the stage's place on the ladder."""
-        return int(PurePath(cls.source).name.split("_", 1)[0])
+        return _place_and_name(cls.source)[0]
 
     @classmethod
     def summary(cls) -> str:
@@ -235,7 +253,7 @@ class Kernel:
     @classmethod
     def tunables(cls) -> dict[str, tuple[int, ...]]:
         """Each tunable's choices by name."""
-        return {f.name: f.metadata["choices"] for f in fields(cls) if "choices" in f.metadata}
+        return choices_of(cls)
 
     @classmethod
     def suits(cls, problem: Problem) -> bool:
@@ -244,7 +262,8 @@ class Kernel:
 
     @classmethod
     def legal(cls, arch: Arch) -> tuple[Self, ...]:
-        """Every configuration that keeps all rules on `arch`, in the order of the declared choices."""
+        """Every configuration that keeps all rules on `arch`, in the order of the declared choices; those
+        that share a cubin follow one another."""
         return _legal(cls, arch)  # type: ignore[return-value,arg-type]
 
     @classmethod
@@ -255,25 +274,7 @@ class Kernel:
             IllegalConfiguration: a name that is no tunable or is missing, a value that is no choice, or a
                 combination that the rules forbid.
         """
-        tunables = cls.tunables()
-        later = {f.name: f.metadata["before"] for f in fields(cls) if f.metadata.get("before") is not None}
-        params = {**later, **params}
-        for name in params:
-            if name not in tunables:
-                raise IllegalConfiguration(
-                    f"{cls.name()} has no tunable {name!r}: its tunables are {', '.join(tunables)}"
-                )
-        for name, choices in tunables.items():
-            if name not in params:
-                raise IllegalConfiguration(
-                    f"{cls.name()} needs a value for {name}: one of {_listed(choices)}"
-                )
-            value = params[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value not in choices:
-                raise IllegalConfiguration(
-                    f"{cls.name()}.{name} is {value!r}: choose one of {_listed(choices)}"
-                )
-        kernel = cls(**params)
+        kernel = cls(**checked(cls, cls.name(), params))
         broken = kernel.violations()
         if broken:
             raise IllegalConfiguration(f"{kernel} is not legal: {'; '.join(broken)}")
@@ -289,17 +290,20 @@ class TiledKernel(Kernel):
         yield from self.rules()
 
 
-def _listed(choices: tuple[int, ...]) -> str:
-    return ", ".join(str(choice) for choice in choices)
+@cache
+def _place_and_name(source: str) -> tuple[int, str]:
+    number, name = PurePath(source).stem.split("_", 1)
+    return int(number), name
 
 
 @cache
 def _legal(stage: type[Kernel], arch: Arch) -> tuple[Kernel, ...]:
+    if arch.capability < stage.min_arch:
+        return ()
     choices = stage.tunables()
     for name, (feature, elsewhere) in needs(stage).items():
         if not feature.on(arch):
             choices[name] = (elsewhere,)  # the others are not legal, and need not be looked at: half of all
-    every = (
-        stage(**dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())
-    )
-    return tuple(kernel for kernel in every if kernel.is_legal(arch))
+    for name in at_launch(stage):
+        choices[name] = choices.pop(name)  # to the end: those of the same code follow one another
+    return tuple(legal_combinations(stage, choices, lambda kernel: kernel.is_legal(arch)))

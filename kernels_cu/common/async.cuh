@@ -29,6 +29,7 @@ __device__ __forceinline__ void copy_vector(unsigned to, const float *from) {
 // fewer registers, but 4 % more instructions at 64 x 128 x 16.
 __device__ __forceinline__ void take_as_it_is(const float *&address) { asm volatile("" : "+l"(address)); }
 __device__ __forceinline__ void take_as_it_is(int &number) { asm volatile("" : "+r"(number)); }
+__device__ __forceinline__ void take_as_it_is(unsigned &number) { asm volatile("" : "+r"(number)); }
 
 // This thread's copies since the last call are one group from now on; there may be none.
 __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }

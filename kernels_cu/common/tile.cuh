@@ -16,6 +16,8 @@ constexpr int UNROLL = 8;                         // steps of K in one body of a
 // True also guards the division: a configuration that has no threads divides nothing.
 __device__ constexpr bool divides(int part, int whole) { return part > 0 && whole % part == 0; }
 
+__device__ constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+
 // `count - 1` first, so that sides near 2^31 do not overflow. count >= 1.
 __device__ __forceinline__ int ceil_div(int count, int part) { return (count - 1) / part + 1; }
 
@@ -311,17 +313,18 @@ __device__ __forceinline__ void write_row_by_row(float (&sums)[TM][TN], RowOf ro
 template <class RowOf, class ColOf, int TM, int TN>
 __device__ __forceinline__ void overwrite_vectors(const float (&sums)[TM][TN], RowOf row_of, ColOf col_of, float *C,
                                                   int ldc, const BlockTile &tile, float alpha) {
-    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
+    // Nothing but the store depends on what is inside, so that it becomes a predicate and no branch: with a branch for
+    // each float4 a tile of 128 x 128 takes 1 us longer.
+    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col + col_of(0);
 #pragma unroll
     for (int m = 0; m < TM; ++m) {
         float *c_row = c_tile + static_cast<long long>(row_of(m)) * ldc;
-        if (row_of(m) < tile.rows_inside) {
 #pragma unroll
-            for (int n = 0; n < TN; n += VECTOR)
-                if (col_of(n) < tile.cols_inside)
-                    *reinterpret_cast<float4 *>(c_row + col_of(n)) =
-                        make_float4(alpha * sums[m][n], alpha * sums[m][n + 1], alpha * sums[m][n + 2],
-                                    alpha * sums[m][n + 3]);
+        for (int n = 0; n < TN; n += VECTOR) {
+            float4 out = make_float4(alpha * sums[m][n], alpha * sums[m][n + 1], alpha * sums[m][n + 2],
+                                     alpha * sums[m][n + 3]);
+            if (row_of(m) < tile.rows_inside && col_of(n) < tile.cols_inside)
+                *reinterpret_cast<float4 *>(c_row + (col_of(n) - col_of(0))) = out;
         }
     }
 }

@@ -61,13 +61,15 @@ __device__ __forceinline__ void sync_threads() {
 
 // ------------------------------------------------------------------------------------------------- copies
 
+constexpr int BOX_ALIGNMENT = 128;                // of where a box goes in shared memory, in bytes
+
 // What the driver's cuTensorMapEncodeTiled makes: a matrix in global memory and the box that is copied of it.
 struct alignas(64) TensorMap {
     unsigned char opaque[128];
 };
 
-// Starts to copy the box whose first element is (row, col) of the matrix to shared memory, on a boundary of 128
-// bytes, its rows close together. `barrier` gets all of its bytes: what lies beyond the matrix comes as zeros.
+// Starts to copy the box whose first element is (row, col) of the matrix to shared memory, on a boundary of
+// BOX_ALIGNMENT bytes, its rows close together. `barrier` gets all of its bytes: what lies beyond the matrix comes as zeros.
 __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, int row, int col, unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%2, %3}], [%4];"

@@ -2,8 +2,8 @@
 #pragma once
 
 // C = alpha * sums + beta * C by whole float4s, as many as registers allow on their way at a time. (write_row_by_row
-// takes one row after the other, and at the beginning of a shared tile nothing else is left to do meanwhile.) The sums
-// are spent then. Where C is overwritten, one body for all rows would cost 3 % at 4096, by its moves.
+// takes one row after the other, and at the beginning of a shared tile nothing else is left to do meanwhile.) One body
+// for all rows, which move up below it: written out, it keeps all addresses and spills. The sums are spent then.
 constexpr int ROWS = (TAKEN - TM * TN >= 100 ? 32 : 16) / TN;  // of a patch at a time
 
 __device__ __forceinline__ void update_c(const Patch &patch, float (&sums)[TM][TN], float *C, int ldc,
@@ -13,29 +13,29 @@ __device__ __forceinline__ void update_c(const Patch &patch, float (&sums)[TM][T
         return;
     }
     int row = patch.row;
-    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col;
+    float *c_tile = C + static_cast<long long>(tile.row) * ldc + tile.col + patch.col;
 #pragma unroll 1
     for (int m = 0; m < TM; m += ROWS) {
-        float4 c[ROWS][TN / VECTOR];
+        float4 *at[ROWS], old[ROWS][TN / VECTOR];
+        bool inside[ROWS][TN / VECTOR];
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i)
+        for (int i = 0; i < ROWS; ++i) {
+            at[i] = reinterpret_cast<float4 *>(c_tile + static_cast<long long>(row + i) * ldc);
 #pragma unroll
             for (int n = 0; n < TN / VECTOR; ++n) {
-                int col = patch.col + n * Patch::COL_STEP;
-                if (row + i < tile.rows_inside && col < tile.cols_inside)
-                    c[i][n] = *reinterpret_cast<float4 *>(c_tile + static_cast<long long>(row + i) * ldc + col);
+                inside[i][n] = row + i < tile.rows_inside && patch.col + n * Patch::COL_STEP < tile.cols_inside;
+                if (inside[i][n]) old[i][n] = at[i][n * Patch::LANES_N];
             }
+        }
 #pragma unroll
         for (int i = 0; i < ROWS; ++i)
 #pragma unroll
             for (int n = 0; n < TN / VECTOR; ++n) {
-                int col = patch.col + n * Patch::COL_STEP;
                 const float *sum = &sums[i][n * VECTOR];
-                float4 old = c[i][n];
-                if (row + i < tile.rows_inside && col < tile.cols_inside)
-                    *reinterpret_cast<float4 *>(c_tile + static_cast<long long>(row + i) * ldc + col) =
-                        make_float4(alpha * sum[0] + beta * old.x, alpha * sum[1] + beta * old.y,
-                                    alpha * sum[2] + beta * old.z, alpha * sum[3] + beta * old.w);
+                float4 c = old[i][n];
+                c = make_float4(alpha * sum[0] + beta * c.x, alpha * sum[1] + beta * c.y, alpha * sum[2] + beta * c.z,
+                                alpha * sum[3] + beta * c.w);
+                if (inside[i][n]) at[i][n * Patch::LANES_N] = c;  // a predicate and no branch: see overwrite_vectors
             }
 #pragma unroll
         for (int up = ROWS; up < TM; ++up)
@@ -83,8 +83,8 @@ __device__ __forceinline__ void update_unaligned_c(const Patch &patch, float (&s
                 for (int i = 0; i < VECTOR; ++i) {
                     int r = row + exchanged_row(i, lane);
                     int c = exchanged_col(i, lane) + n / VECTOR * Patch::COL_STEP;
-                    if (r < tile.rows_inside && col + c < tile.cols_inside)
-                        old[i] = beta * c_warp[static_cast<long long>(r) * ldc + c];
+                    const float *from = c_warp + static_cast<long long>(r) * ldc + c;
+                    if (r < tile.rows_inside && col + c < tile.cols_inside) old[i] = *from;
                 }
             }
             exchange(out, make_float4(sums[0][n], sums[0][n + 1], sums[0][n + 2], sums[0][n + 3]));
@@ -92,8 +92,9 @@ __device__ __forceinline__ void update_unaligned_c(const Patch &patch, float (&s
             for (int i = 0; i < VECTOR; ++i) {
                 int r = row + exchanged_row(i, lane);
                 int c = exchanged_col(i, lane) + n / VECTOR * Patch::COL_STEP;
-                if (r < tile.rows_inside && col + c < tile.cols_inside)
-                    c_warp[static_cast<long long>(r) * ldc + c] = alpha * out[i] + old[i];
+                float *to = c_warp + static_cast<long long>(r) * ldc + c;
+                float value = alpha * out[i] + beta * old[i];
+                if (r < tile.rows_inside && col + c < tile.cols_inside) *to = value;
             }
         }
 #pragma unroll

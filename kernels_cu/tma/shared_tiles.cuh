@@ -48,7 +48,7 @@ __device__ __forceinline__ void add(float4 &sum, float4 more) {
 // A piece's sum over all parts from `begin` to `end`, in this order. `from` is its first float4 in the place of part 0
 // that has no beginning; where the beginning is, part 0 has it in its other place.
 __device__ __forceinline__ void add_parts(float4 (&sum)[VECTOR], const float4 *from, int begin, int end) {
-    constexpr int AT_ONCE = 4;                    // parts whose sums are on their way at a time
+    constexpr int AT_ONCE = 5;                    // parts whose sums are on their way at a time
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) sum[i] = float4{};
 #pragma unroll 1
@@ -112,33 +112,34 @@ __device__ __forceinline__ void write_piece(const float4 (&sum)[VECTOR], int num
 
 // The last of the blocks that share a tile, half of them, each wait for all and add up a slice. Where a slice has fewer
 // pieces than the block has threads, groups of threads add up some of the parts each, and meet in shared memory.
-__device__ __forceinline__ void add_up(Ticket mine, const float4 *workspace, int M, int N, int K, float *C,
+__device__ __forceinline__ void add_up(Ticket mine, const float4 *workspace, const Product &product, float *C,
                                        int ldc, float alpha, float beta) {
-    Band band(M, N, K);
+    Band band(product);
     unsigned first = band.first_part(mine.tile);
     unsigned parts = band.last_part(mine.tile) - first + 1;
-    // A power of 2, up to half of the parts. A cluster's blocks hold one another: half of the clusters, then.
-    unsigned slices = 1u << (31 - __clz(parts / (2 * CLUSTER) | (CLUSTER > 1)));
+    // A power of 2 that divides the pieces, up to half of the parts. A cluster's blocks hold one another: half of the
+    // clusters, then.
+    unsigned slices = min(1u << (31 - __clz(parts / (2 * CLUSTER) | (CLUSTER > 1))), COMPUTING);
     if (mine.number < parts - slices) return;
     if (threadIdx.x == 0) {
         await_count(&arrived[own(mine.tile)], parts);
         if (atomicAdd(&arrived[own(mine.tile)], 1u) == parts + slices - 1) arrived[own(mine.tile)] = 0;
     }
     sync_threads<COMPUTING>();
-    BlockTile tile = own_tile(M, N, mine.tile);
+    BlockTile tile = own_tile(product, mine.tile);
     int slice = TILE_PIECES / slices;
     int begin = (mine.number - (parts - slices)) * slice;
     int lanes = min(slice, COMPUTING);
-    int groups = COMPUTING / lanes;
+    int groups = COMPUTING / lanes;               // threads beyond them add up nothing
     int lane = threadIdx.x % lanes;
     int group = threadIdx.x / lanes;
     const float4 *from = workspace + static_cast<long long>(2 * own(first)) * SUMS;
-    float4 *meeting = reinterpret_cast<float4 *>(shared_memory);  // the ring, which nobody needs any more
+    float4 *meeting = reinterpret_cast<float4 *>(shared_memory + RING);  // nobody needs it any more
 #pragma unroll 1
     for (int number = begin + lane; number < begin + slice; number += lanes) {
         float4 sum[VECTOR];
         add_parts(sum, from + number / COMPUTING * VECTOR * COMPUTING + number % COMPUTING, parts * group / groups,
-                  parts * (group + 1) / groups);
+                  min(parts * (group + 1) / groups, parts));
         if (groups > 1) {
             sync_threads<COMPUTING>();            // a tile before may still be read
 #pragma unroll

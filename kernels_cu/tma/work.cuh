@@ -5,6 +5,11 @@ constexpr unsigned MOST_BLOCKS = 1024;            // that can share tiles, ...
 constexpr int MOST_DEPTH = 1 << 21;               // ... and tiles of K of each: so 32 bits hold the products below
 constexpr int SHARED_K = 512;                     // below this, reading a tile of C again takes longer than it saves
 
+// The product's sides, and whether what fills no wave is shared out along K.
+struct Product {
+    int M, N, K, stream_k;
+};
+
 // Work is handed out to clusters: the tiles of a cluster's blocks lie below one another, and count as one tile here.
 __device__ __forceinline__ unsigned rank_in_cluster() { return CLUSTER == 1 ? 0 : blockIdx.x % CLUSTER; }
 
@@ -12,8 +17,8 @@ __device__ __forceinline__ unsigned rank_in_cluster() { return CLUSTER == 1 ? 0 
 __device__ __forceinline__ unsigned own(unsigned number) { return number * CLUSTER + rank_in_cluster(); }
 
 // This block's tile. Where C ends above it, it is the cluster's first one, computed again with no row inside.
-__device__ __forceinline__ BlockTile own_tile(int M, int N, unsigned number) {
-    BlockTile tile = tile_of_block<CLUSTER * BM, BN>(M, N, number);
+__device__ __forceinline__ BlockTile own_tile(const Product &product, unsigned number) {
+    BlockTile tile = tile_of_block<CLUSTER * BM, BN>(product.M, product.N, number);
     if constexpr (CLUSTER > 1) {
         int above = rank_in_cluster() * BM;
         if (above < tile.rows_inside) tile.row += above;
@@ -39,13 +44,14 @@ struct Band {
     unsigned parts;                               // one for each cluster
     unsigned begin, tiles;
 
-    __device__ __forceinline__ Band(int M, int N, int K)
-        : depth(K == 0 ? 1 : ceil_div(K, BK)), parts(gridDim.x / CLUSTER),
-          begin(static_cast<unsigned>(ceil_div(M, CLUSTER * BM)) * ceil_div(N, BN)), tiles(0) {
+    __device__ __forceinline__ explicit Band(const Product &product)
+        : depth(product.K == 0 ? 1 : ceil_div(product.K, BK)), parts(gridDim.x / CLUSTER),
+          begin(static_cast<unsigned>(ceil_div(product.M, CLUSTER * BM)) * ceil_div(product.N, BN)), tiles(0) {
+        if (!product.stream_k) return;
         unsigned more = begin % parts;
-        bool few = begin < parts;               // then each part must have at least one tile of K
-        if (STREAM_K && more != 0 && gridDim.x <= MOST_BLOCKS && depth <= MOST_DEPTH &&
-            (few ? begin * static_cast<long long>(depth) >= parts : K >= SHARED_K)) {
+        bool few = begin < parts;                 // then each part must have at least one tile of K
+        if (more != 0 && gridDim.x <= MOST_BLOCKS && depth <= MOST_DEPTH &&
+            (few ? begin * static_cast<long long>(depth) >= parts : product.K >= SHARED_K)) {
             tiles = few ? begin : parts + more;
             begin -= tiles;
         }
@@ -58,7 +64,7 @@ struct Band {
     }
 
     // With fewer tiles than parts, a tile may be shared by more than two: its first and its last part.
-    __device__ __forceinline__ bool many_share() const { return STREAM_K && tiles != 0 && tiles < parts; }
+    __device__ __forceinline__ bool many_share() const { return tiles != 0 && tiles < parts; }
     __device__ __forceinline__ unsigned first_part(unsigned tile) const {
         unsigned part = tile * parts / tiles;
         unsigned begins_in;
@@ -71,25 +77,47 @@ struct Band {
 
 __device__ __forceinline__ unsigned part_of_block() { return gridDim.x / CLUSTER - 1 - blockIdx.x / CLUSTER; }
 
+// All that this block does, found once by one thread, in shared memory: registers are scarce, and divisions take time.
+struct Work {
+    unsigned whole;                               // tiles that it computes alone, one of each wave
+    unsigned parts;                               // tiles of a wave
+    unsigned tile, end_tile;                      // its part of the band: from entry `at` of K of `tile` on,
+    int at, end;                                  // up to `end` of `end_tile`
+    int many_share;                               // whether tiles of the band are shared by more than two
+
+    __device__ __forceinline__ explicit Work(const Product &product) {
+        Band band(product);
+        unsigned first = blockIdx.x / CLUSTER;
+        parts = band.parts;
+        whole = first < band.begin ? (band.begin - first - 1) / parts + 1 : 0;
+        tile = end_tile = at = end = 0;
+        if (band.tiles != 0) {
+            band.find(part_of_block(), tile, at);
+            band.find(part_of_block() + 1, end_tile, end);
+            at *= BK;
+            end *= BK;
+        }
+        many_share = band.many_share();
+    }
+};
+
+static_assert(sizeof(Work) <= WORK_BYTES);
+
+__device__ __forceinline__ Work &work() { return *reinterpret_cast<Work *>(shared_memory + WORK); }
+
 // What this block does as its `number`-th piece of work; false: there are no more. Copying and computing warps walk
-// through them alike. All is found anew each time, as registers are scarcer than time.
-__device__ __forceinline__ bool find_piece(int number, int M, int N, int K, Piece &piece) {
-    take_as_it_is(number);
-    take_as_it_is(K);
-    Band band(M, N, K);
-    piece.tile = blockIdx.x / CLUSTER + number * band.parts;
+// through them alike.
+__device__ __forceinline__ bool find_piece(unsigned number, int K, Piece &piece) {
+    const Work &mine = work();
     piece.k_begin = 0;
     piece.k_end = K;
-    if (piece.tile < band.begin) return true;
-    if (band.tiles == 0) return false;
-    number -= band.begin / band.parts;
-    unsigned end_tile;
-    int at, end;
-    band.find(part_of_block(), piece.tile, at);
-    band.find(part_of_block() + 1, end_tile, end);
-    piece.tile += number;
-    if (number > 0) at = 0;
-    piece.k_begin = at * BK;
-    if (piece.tile == end_tile) piece.k_end = end * BK;
-    return piece.tile < end_tile || (piece.tile == end_tile && at < end);
+    if (number < mine.whole) {
+        piece.tile = blockIdx.x / CLUSTER + number * mine.parts;
+        return true;
+    }
+    number -= mine.whole;
+    piece.tile = mine.tile + number;
+    if (number == 0) piece.k_begin = mine.at;
+    if (piece.tile == mine.end_tile) piece.k_end = mine.end;
+    return piece.tile < mine.end_tile || (piece.tile == mine.end_tile && piece.k_begin < mine.end);
 }

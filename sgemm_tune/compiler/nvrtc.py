@@ -43,7 +43,7 @@ class Binary:
         nvrtc: version of the compiler, `12.9`.
         seconds: how long the compilation took when it was done.
         log: the compiler's log.
-        cached: whether this came from the cache.
+        cached: whether it cost nothing: it came from the cache, or was compiled for another configuration.
     """
 
     cubin: bytes

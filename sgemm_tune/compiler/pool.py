@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing import spawn
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import TracebackType
@@ -40,8 +40,10 @@ CompileFunction = Callable[[Kernel, Arch, BinaryCache | None], Binary]
 
 @dataclass(eq=False)
 class _Task:
+    """One compilation; `results` are of all who wait for it, in the order in which they came."""
+
     kernel: Kernel
-    result: Future[Binary]
+    results: list[Future[Binary]] = field(default_factory=list)
     attempts: int = 0
     inner: Any = None
 
@@ -51,6 +53,8 @@ class CompilePool:
 
         with CompilePool(arch, jobs=8, cache=BinaryCache()) as pool:
             futures = [pool.submit(kernel) for kernel in kernels]
+
+    Kernels of the same code that are submitted while one of them is under way are compiled together, once.
 
     Args:
         arch: what is compiled for.
@@ -74,7 +78,7 @@ class CompilePool:
         self._deadline_s = deadline_s
         self._compile_fn = compile_fn
         self._lock = threading.RLock()
-        self._open: set[_Task] = set()
+        self._open: dict[object, _Task] = {}  # by the code that is compiled
         self._pools = [self._new_pool()]
         self._closed = False
 
@@ -91,24 +95,27 @@ class CompilePool:
 
         The future's result raises CompileError where the compiler refused it, CompileTimeout where it was
         killed at its deadline, CompilerDied where its process died, and whatever else was raised. Callbacks
-        run in a thread of the pool. Cancelling a running one kills its process.
+        run in a thread of the pool. Kernels that are compiled together all get the same, but that only the
+        first one's binary is not `cached`. Cancelling a running one kills its process, unless others wait.
 
         Raises:
             RuntimeError: the pool is closed.
             DeviceUnavailable: CuPy or the NVRTC library is missing.
         """
-        task = _Task(kernel, Future())
+        result: Future[Binary] = Future()
         cached = None if self._cache is None else cached_binary(kernel, self._arch, self._cache)
         with self._lock:
             if self._closed:
                 raise RuntimeError("this pool is closed")
             if cached is not None:
-                task.result.set_result(cached)
-                return task.result
-            self._open.add(task)
-            task.result.add_done_callback(lambda _: self._forget(task))
-            self._schedule(task)
-        return task.result
+                result.set_result(cached)
+                return result
+            task = self._open.setdefault(kernel.code, _Task(kernel))
+            task.results.append(result)
+            result.add_done_callback(lambda _: self._forget(task, result))
+            if task.inner is None:
+                self._schedule(task)
+        return result
 
     def close(self, kill: bool = True) -> None:
         """End the processes. Safe to call twice.
@@ -117,21 +124,23 @@ class CompilePool:
             kill: at once, and cancel what is not done; False: when all that was submitted is done.
         """
         if not kill:
-            with self._lock:
-                waiting = [task.result for task in self._open]
-            for result in waiting:
+            for result in self._unfinished():
                 with contextlib.suppress(Exception, CancelledError):
                     result.exception()
         with self._lock:
             self._closed = True
-            left = list(self._open)
+            left = self._unfinished()
         for pool in self._pools:
             pool.stop()
-        for task in left:
-            task.result.cancel()
+        for result in left:
+            result.cancel()
         for pool in self._pools:
             pool.join()
         self._pools.clear()
+
+    def _unfinished(self) -> list[Future[Binary]]:
+        with self._lock:
+            return [result for task in self._open.values() for result in task.results]
 
     def _new_pool(self) -> ProcessPool:
         return ProcessPool(self._jobs, initializer=_start_process, context=_CONTEXT)
@@ -146,7 +155,7 @@ class CompilePool:
         inner.add_done_callback(lambda done: self._finish(task, done))
 
     def _finish(self, task: _Task, inner: Future[Binary]) -> None:
-        if task.result.done() or task.inner is not inner:
+        if not task.results or task.inner is not inner:
             return
         try:
             outcome: Binary | BaseException = inner.result()
@@ -161,28 +170,51 @@ class CompilePool:
             outcome = CompilerDied(f"the compiler process died on {task.kernel} ({_cause(error.exitcode)})")
         except BaseException as error:
             outcome = error
-        _settle(task.result, outcome)
+        self._settle(task, outcome)
 
     def _retry(self, failed: _Task, inner: Future[Binary]) -> None:
         """Go on in another pool with all that was under way."""
         with self._lock:
             if self._closed or failed.inner is not inner:
                 return
-            if failed.attempts >= _ATTEMPTS:
-                _settle(failed.result, CompilerDied(f"the compiler process died on {failed.kernel}"))
-            for task in [task for task in self._open if not task.result.done()]:
+            given_up = failed.attempts >= _ATTEMPTS
+            if given_up:
+                self._shut(failed)
+            for task in list(self._open.values()):
                 self._schedule(task)
+        if given_up:
+            self._settle(failed, CompilerDied(f"the compiler process died on {failed.kernel}"))
 
-    def _forget(self, task: _Task) -> None:
+    def _settle(self, task: _Task, outcome: Binary | BaseException) -> None:
         with self._lock:
-            self._open.discard(task)
-        if task.result.cancelled():
-            task.result.set_running_or_notify_cancel()
-            if task.inner is not None and not self._closed:
-                task.inner.cancel()
+            self._shut(task)
+            results, task.results = task.results, []
+        for result in results:  # their callbacks may take long: not under the lock
+            _give(result, outcome)
+            if isinstance(outcome, Binary):
+                outcome = replace(outcome, cached=True)  # the others have cost nothing
+
+    def _forget(self, task: _Task, result: Future[Binary]) -> None:
+        if not result.cancelled():
+            return
+        result.set_running_or_notify_cancel()
+        with self._lock:
+            if result in task.results:
+                task.results.remove(result)
+            if task.results or not self._shut(task) or self._closed:
+                return
+        if task.inner is not None:
+            task.inner.cancel()
+
+    def _shut(self, task: _Task) -> bool:
+        """Let nobody join a task any more; False where that was so before."""
+        if self._open.get(task.kernel.code) is not task:
+            return False
+        del self._open[task.kernel.code]
+        return True
 
 
-def _settle(result: Future[Binary], outcome: Binary | BaseException) -> None:
+def _give(result: Future[Binary], outcome: Binary | BaseException) -> None:
     # the waiter may have cancelled it in this moment
     with contextlib.suppress(Exception):
         if isinstance(outcome, BaseException):

@@ -108,6 +108,7 @@ class Loaded:
                 *_matrix(operands, operands.c, p.ldc),
                 *self._maps(operands, packed),
                 *((np.uintp(own),) if self.kernel.takes_workspace else ()),
+                *map(np.int32, self.kernel.launch_values),
             ),
             shared_mem=self.kernel.smem_bytes,
         )

@@ -7,13 +7,16 @@ operands between passes; an SM serves its resident blocks, each of which waits b
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from sgemm_tune.arch import KIB, WARP, Arch
 from sgemm_tune.kernel import Kernel, ceil_div
-from sgemm_tune.model.instructions import STEP_OVERHEAD, Copy, Pass, inner_pass, rows_are_aligned, tile_copy
+from sgemm_tune.model.instructions import STEP_OVERHEAD, Copy, Pass, Rows, inner_pass, tile_copy
 from sgemm_tune.model.occupancy import SCHEDULERS
 from sgemm_tune.problem import FLOAT_BYTES, Problem
+from sgemm_tune.reads import found_once
 
 GLOBAL_LATENCY = 600.0
 """Cycles from a global load to its use (270 for a hit of L2, 600 to 800 for a miss)."""
@@ -88,67 +91,42 @@ class Flow(NamedTuple):
     step: float
 
 
-class Block(NamedTuple):
-    """One block's work, and how long an SM takes over several.
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """What a block does for each tile of K, whatever the product's size.
 
-    Of its fields, `exchange` is the cycles of the SM in which it hands over partial sums, `meeting` those in
-    which blocks wait for one another to do so, `stores` those in which unaligned rows of C are stored, and
-    `fetched` the share of its loop that the nearest instruction cache does not hold.
+    `fetched` is the share of its code that the nearest instruction cache does not hold. Configurations that
+    differ in nothing of this have one object in common, whose flows are found once for all problems.
     """
 
     inner: Pass
     copy: Copy
     warps: int
     passes: float
-    steps: int
     buffers: int
     early_fragments: bool
     shared: bool
-    epilogue: float
-    exchange: float
-    meeting: float
-    stores: float
     fetched: float
 
-    @classmethod
-    def of(cls, kernel: Kernel, problem: Problem, arch: Arch, splits: int) -> Block:
-        """A block of this configuration, where `splits` of them share a tile."""
-        traits, (tm, tn), bk = kernel.traits, kernel.thread_tile, kernel.tile[2]
-        inner, copy = inner_pass(kernel, arch), tile_copy(kernel, problem)
-        passes = bk / inner.depth / kernel.k_parts
+    @staticmethod
+    @found_once
+    def of(kernel: Kernel, arch: Arch, rows: Rows) -> Loop:
+        """That of this configuration."""
+        traits = kernel.traits
+        inner, copy = inner_pass(kernel, arch), tile_copy(kernel, rows)
+        passes = kernel.tile[2] / inner.depth / kernel.k_parts
         unrolled = min(passes, UNROLL) if traits.copying_warps else passes
         beside = STEP_OVERHEAD if traits.copying_warps else copy.issue
         code = INSTRUCTION_BYTES * (unrolled * (inner.math + inner.loads) + beside)
-        stores = 1 / 3 if traits.split_fragments else 1.0  # of vectors
-        return cls(
+        return Loop(
             inner=inner,
             copy=copy,
             warps=ceil_div(kernel.computing_threads, WARP),
             passes=passes,
-            steps=ceil_div(ceil_div(problem.k, splits), bk),
             buffers=traits.buffers,
             early_fragments=traits.early_fragments,
             shared=traits.shared,
-            epilogue=tm * tn * EPILOGUE_INSTRUCTIONS * stores,
-            exchange=_exchange(kernel),
-            meeting=CLUSTER_CYCLES if kernel.split_k > 1 else 0.0,
-            stores=_unaligned_stores(kernel, problem),
             fetched=max(0.0, 1.0 - CODE_CACHE / code),
-        )
-
-    def sharing(self, kernel: Kernel, tiles: int, parts: int) -> Block:
-        """One of `parts` blocks among which all of fewer tiles are shared out evenly along K.
-
-        A part that crosses from one tile to the next is two pieces. The sums of each piece are written to
-        the workspace in the L2 and read again.
-        """
-        pieces = parts + tiles - math.gcd(parts, tiles)
-        bm, bn, _ = kernel.tile
-        return self._replace(
-            steps=ceil_div(tiles * self.steps, parts),
-            exchange=2 * FLOAT_BYTES * bm * bn * pieces / parts / L2_BYTES_PER_CLOCK,
-            meeting=SHARING_CYCLES,
-            stores=self.stores * tiles / parts,
         )
 
     @property
@@ -156,6 +134,7 @@ class Block(NamedTuple):
         """Issue cycles of a step's copies, but for those that start while a math instruction takes two."""
         return max(0.0, self.copy.issue - self.passes * self.inner.spare)
 
+    @cache  # noqa: B019  (loops are kept anyway)
     def flow(self, blocks: int) -> Flow:
         """What `blocks` resident blocks take to advance one tile."""
         warps = blocks * self.warps
@@ -176,9 +155,54 @@ class Block(NamedTuple):
             step = round_trip(blocks, work / blocks, wait)
         return Flow(blocks, issue, smem, l2, work, step)
 
+
+class Block(NamedTuple):
+    """One block's work, and how long an SM takes over several.
+
+    Of its fields, `steps` is the tiles of K, `exchange` the cycles of the SM in which it hands over partial
+    sums, `meeting` those in which blocks wait for one another to do so, and `stores` those in which unaligned
+    rows of C are stored.
+    """
+
+    loop: Loop
+    steps: int
+    epilogue: float
+    exchange: float
+    meeting: float
+    stores: float
+
+    @classmethod
+    def of(cls, kernel: Kernel, problem: Problem, arch: Arch, splits: int) -> Block:
+        """A block of this configuration, where `splits` of them share a tile."""
+        rows, (tm, tn) = Rows.of(problem), kernel.thread_tile
+        stores = 1 / 3 if kernel.traits.split_fragments else 1.0  # of vectors
+        return cls(
+            loop=Loop.of(kernel, arch, rows),
+            steps=ceil_div(ceil_div(problem.k, splits), kernel.tile[2]),
+            epilogue=tm * tn * EPILOGUE_INSTRUCTIONS * stores,
+            exchange=_exchange(kernel),
+            meeting=CLUSTER_CYCLES if kernel.split_k > 1 else 0.0,
+            stores=_unaligned_stores(kernel, rows),
+        )
+
+    def sharing(self, kernel: Kernel, tiles: int, parts: int) -> Block:
+        """One of `parts` blocks among which all of fewer tiles are shared out evenly along K.
+
+        A part that crosses from one tile to the next is two pieces. The sums of each piece are written to
+        the workspace in the L2 and read again.
+        """
+        pieces = parts + tiles - math.gcd(parts, tiles)
+        bm, bn, _ = kernel.tile
+        return self._replace(
+            steps=ceil_div(tiles * self.steps, parts),
+            exchange=2 * FLOAT_BYTES * bm * bn * pieces / parts / L2_BYTES_PER_CLOCK,
+            meeting=SHARING_CYCLES,
+            stores=self.stores * tiles / parts,
+        )
+
     def run(self, blocks: int, flow: Flow) -> float:
         """Cycles for `blocks` resident blocks to run from start to end."""
-        queue = ceil_div(blocks * self.warps, SCHEDULERS)
+        queue = ceil_div(blocks * self.loop.warps, SCHEDULERS)
         ends = 2 * GLOBAL_LATENCY + queue * self.epilogue + blocks * (self.exchange + self.stores)
         return self.steps * flow.step + ends + self.meeting
 
@@ -190,9 +214,9 @@ def _exchange(kernel: Kernel) -> float:
     return FLOAT_BYTES * bm * bn * others / CLUSTER_BYTES_PER_CLOCK
 
 
-def _unaligned_stores(kernel: Kernel, problem: Problem) -> float:
+def _unaligned_stores(kernel: Kernel, rows: Rows) -> float:
     """Cycles for a tile of C whose rows are not aligned; known of tma alone."""
-    if not kernel.traits.copying_warps or rows_are_aligned(problem.ldc):
+    if not kernel.traits.copying_warps or rows.of_c:
         return 0.0
     bm, bn, _ = kernel.tile
     return STORE_CYCLES_UNALIGNED * bm * bn

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from sgemm_tune.arch import WARP, Arch
 from sgemm_tune.kernel import Kernel, ceil_div
 from sgemm_tune.model.occupancy import SCHEDULERS
 from sgemm_tune.problem import FLOAT_BYTES, Problem
+from sgemm_tune.reads import found_once
 
 VECTOR = 4
 """Floats in the widest load of a thread."""
@@ -124,6 +126,19 @@ class Copy:
     bytes: int
 
 
+class Rows(NamedTuple):
+    """Whether the rows of each operand begin on 16 bytes: all that a tile's copies depend on of a problem."""
+
+    of_a: bool
+    of_b: bool
+    of_c: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> Rows:
+        """Those of a problem."""
+        return cls(problem.lda % VECTOR == 0, problem.ldb % VECTOR == 0, problem.ldc % VECTOR == 0)
+
+
 def wavefronts(lanes: int, stride: int, vector: int) -> int:
     """Cycles in which shared memory serves one load of a warp.
 
@@ -187,7 +202,7 @@ def _ffma_cycles(kernel: Kernel) -> float:
         return FFMA_CYCLES_LATE
     if kernel.traits.copying_warps:
         return FFMA_CYCLES_APART
-    placed = kernel.traits.async_copy and kernel.params.get("ORDER") != ROW_BY_ROW
+    placed = kernel.traits.async_copy and getattr(kernel, "ORDER", None) != ROW_BY_ROW
     return FFMA_CYCLES_PLACED if placed else FFMA_CYCLES
 
 
@@ -209,7 +224,7 @@ def _mma_fragments(kernel: Kernel) -> int:
     return ceil_div(wm, 16) * kernel.mma_k // 2 + ceil_div(wn, 8) * kernel.mma_k // 4
 
 
-def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
+def tile_copy(kernel: Kernel, rows: Rows) -> Copy:
     """Loading one tile of A and of B. Where rows do not start on whole vectors all loads are scalar."""
     traits, (bm, bn, bk) = kernel.traits, kernel.tile
     size = FLOAT_BYTES * bk * (bm + bn)
@@ -217,8 +232,8 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
         return Copy(0.0, 0.0, 2.0 * bk, 0.0, round(size * L1_MISSES))
     a, b = bm * bk / kernel.computing_threads, bn * bk / kernel.computing_threads
     if traits.copying_warps:
-        return _copy_apart(kernel, problem, a, b)
-    aligned = problem.lda % traits.vector == 0 == problem.ldb % traits.vector
+        return _copy_apart(kernel, rows, a, b)
+    aligned = rows.of_a and rows.of_b
     loads = (a + b) / (traits.vector if aligned else 1)
     issue = STEP_OVERHEAD + loads * (1 + LOAD_OVERHEAD)
     if traits.async_copy:  # A float by float, so that it arrives transposed
@@ -236,7 +251,7 @@ def tile_copy(kernel: Kernel, problem: Problem) -> Copy:
     return Copy(loads, stores, issue + stores, a * conflicts + b, size)
 
 
-def _copy_apart(kernel: Kernel, problem: Problem, a: float, b: float) -> Copy:
+def _copy_apart(kernel: Kernel, rows: Rows, a: float, b: float) -> Copy:
     """`tile_copy` where other warps copy, `a` and `b` floats for each thread that computes.
 
     What the copy engine fetches is one instruction for a whole tile: B where its rows are aligned, and both
@@ -244,15 +259,10 @@ def _copy_apart(kernel: Kernel, problem: Problem, a: float, b: float) -> Copy:
     """
     bm, bn, bk = kernel.tile
     a_loads = 0.0 if kernel.box_of_a else a
-    b_loads = 0.0 if kernel.box_of_a or rows_are_aligned(problem.ldb) else b
+    b_loads = 0.0 if kernel.box_of_a or rows.of_b else b
     issue = STEP_OVERHEAD + a_loads * ASYNC_CYCLES + b_loads * ASYNC_CYCLES_UNALIGNED
     fetched = bm + bn // (1 if b_loads else kernel.b_shared_by)
     return Copy(a_loads + b_loads, 0.0, issue, 0.0, FLOAT_BYTES * bk * fetched)
-
-
-def rows_are_aligned(leading: int) -> bool:
-    """Whether rows so many floats apart each begin on 16 bytes."""
-    return leading % VECTOR == 0
 
 
 @cache
@@ -267,6 +277,7 @@ def transposing_conflicts(vectors: int, stride: int) -> int:
     return max(banks.count(bank) for bank in set(banks))
 
 
+@found_once
 def estimate_registers(kernel: Kernel) -> int:
     """Registers that a thread needs, before the compiler has said: sums, fragments, staged tiles, the rest.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from sgemm_tune.arch import (
     REGISTERS_PER_SM,
@@ -48,6 +49,7 @@ class Occupancy:
         return f"{self.blocks} blocks of {warps} warps per SM, limited by {self.limiter}"
 
 
+@cache
 def occupancy(arch: Arch, *, registers: int, threads: int, smem_bytes: int) -> Occupancy:
     """Resident blocks per SM, as the rules of `cuda_occupancy.h` have it.
 
@@ -80,6 +82,7 @@ def occupancy(arch: Arch, *, registers: int, threads: int, smem_bytes: int) -> O
     return Occupancy(blocks, blocks * warps, limiter)
 
 
+@cache
 def clustered(sms: int, size: int) -> int:
     """SMs of `sms` that clusters of `size` blocks can use; all boards in proportion to the Hopper above."""
     room = sum(gpc // size * size for gpc in GPC_SMS)

@@ -23,6 +23,7 @@ from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import Rejected, Status
 from sgemm_tune.model.predict import Prediction, predict_on_board
 from sgemm_tune.problem import Precision, Problem
+from sgemm_tune.reads import found_once
 
 PLAN_TRIALS = 80
 """Candidates that a plan compiles unless told otherwise."""
@@ -199,7 +200,8 @@ def _ranked(
     """Every legal configuration with its predicted ms, best first; ties in random order."""
     legal = list(stage.legal(arch))
     chance.shuffle(legal)
-    pairs = [(predict_on_board(kernel, problem, arch).ms, kernel) for kernel in legal]
+    expected = found_once(lambda kernel: predict_on_board(kernel, problem, arch).ms)
+    pairs = [(expected(kernel), kernel) for kernel in legal]
     return sorted(pairs, key=lambda pair: pair[0])
 
 

@@ -3,7 +3,8 @@
 What the model knows, in the order in which it multiplies up:
 
 1. Occupancy: registers, threads and shared memory against the SM's limits (CUDA C++ Programming Guide,
-   "Compute Capabilities"; cuda_occupancy.h). Clusters of 4 and 8 blocks leave some SMs idle. See `occupancy`.
+   "Compute Capabilities"; cuda_occupancy.h). Clusters of 3 blocks and more leave some SMs idle. See
+   `occupancy`.
 2. Instructions per FFMA: the fragments of a TM x TN patch cost (TM + TN) / (4 TM TN) LDS.128 per FFMA, and
    loading, storing, barriers and addresses are spread over a tile's BK TM TN FFMAs. An LDS.128 keeps shared
    memory busy for 4 cycles, bank conflicts for more. An FFMA itself costs 1.14 to 1.4 issue cycles for lack
@@ -39,7 +40,7 @@ from dataclasses import dataclass
 from sgemm_tune.arch import KIB, Arch
 from sgemm_tune.kernel import Kernel, ceil_div
 from sgemm_tune.model.block_time import CLUSTER_CYCLES, CLUSTER_STALLS, Block, overlap
-from sgemm_tune.model.instructions import estimate_registers, rows_are_aligned
+from sgemm_tune.model.instructions import Rows, estimate_registers
 from sgemm_tune.model.occupancy import Occupancy, clustered, occupancy
 from sgemm_tune.problem import FLOAT_BYTES, Problem
 
@@ -162,10 +163,10 @@ def predict(
     used_sms = clustered(sms, kernel.cluster)
     queue = ceil_div(grid, used_sms)
     full, rest = divmod(queue, held.blocks)
-    first = block.flow(min(held.blocks, max(1, queue)))
+    first = block.loop.flow(min(held.blocks, max(1, queue)))
     cycles = full * block.run(held.blocks, first)
     if rest:
-        cycles += block.run(rest, block.flow(rest) if full else first)
+        cycles += block.run(rest, block.loop.flow(rest) if full else first)
     shared = kernel.even_waves and grid > held.blocks * used_sms
     if shared:  # the last tiles are cut such that all end together, which costs one more epilogue
         cycles = (grid / (held.blocks * used_sms) + 1) * block.run(held.blocks, first)
@@ -184,7 +185,7 @@ def predict(
         (dram_ms, "device memory"),
     )
     bm, bn, bk = kernel.tile
-    inner, copy = block.inner, block.copy
+    loop, inner, copy = block.loop, block.loop.inner, block.loop.copy
     return Prediction(
         ms=ms,
         tflops=problem.tflops(ms),
@@ -195,8 +196,8 @@ def predict(
         wave_efficiency=1.0 if shared or few or not grid else grid / (queue * sms),
         useful=problem.m * problem.n * problem.k / max(1, grid * bm * bn * block.steps * bk),
         loads_per_math=inner.loads / inner.math,
-        overhead_per_math=copy.issue / (block.passes * inner.math),
-        issue_efficiency=inner.ideal * block.passes / (inner.issue * block.passes + block.copying),
+        overhead_per_math=copy.issue / (loop.passes * inner.math),
+        issue_efficiency=inner.ideal * loop.passes / (inner.issue * loop.passes + loop.copying),
         latency_efficiency=first.work / first.step,
         issue_ms=alone[0][0],
         smem_ms=alone[1][0],
@@ -248,7 +249,7 @@ def _prepass_ms(kernel: Kernel, problem: Problem, gbytes_per_s: float) -> float:
     """A pre-pass reads and writes A, and B where its rows are not aligned, through device memory."""
     if kernel.box_of_a is None or not problem.k:
         return 0.0
-    columns = 0 if rows_are_aligned(problem.ldb) else problem.n
+    columns = 0 if Rows.of(problem).of_b else problem.n
     moved = 2 * FLOAT_BYTES * problem.k * (problem.m + columns)
     return PREPASS_MS + (moved / (gbytes_per_s * PREPASS_EFFICIENCY * 1e6) if gbytes_per_s else 0.0)
 

@@ -9,12 +9,15 @@ from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import DeviceInfo
 from sgemm_tune.model.predict import predict
 from sgemm_tune.problem import Problem
+from sgemm_tune.reads import found_once
 
 
 def prior(stages: Sequence[type[Kernel]], problem: Problem, arch: Arch, info: DeviceInfo) -> list[float]:
     """Predicted ms of every legal configuration, in the order of `points.space_of`."""
-    return [
-        predict(
+
+    @found_once
+    def expected(kernel: Kernel) -> float:
+        return predict(
             kernel,
             problem,
             arch,
@@ -23,6 +26,5 @@ def prior(stages: Sequence[type[Kernel]], problem: Problem, arch: Arch, info: De
             l2_bytes=info.l2_bytes,
             gbytes_per_s=info.gbytes_per_s,
         ).ms
-        for stage in stages
-        for kernel in stage.legal(arch)
-    ]
+
+    return [expected(kernel) for stage in stages for kernel in stage.legal(arch)]

@@ -111,7 +111,7 @@ class SearchResult:
         search_seconds: how long until the last round.
         gpu_busy: share of `search_seconds` in which the GPU's process worked on a candidate.
         bookkeeping: share of `search_seconds` in which proposals were made and outcomes stored.
-        compiled: candidates of this run that no cache had.
+        compiled: candidates of this run that cost a compilation, or failed in one.
     """
 
     problem: Problem

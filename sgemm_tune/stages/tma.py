@@ -22,8 +22,17 @@ REGISTER_UNIT = 8
 
 BARRIER_BYTES = 8
 
+MOST_STAGES = 6
+"""Buffers that shared memory has barriers for."""
+
+BOX_ALIGNMENT = 128
+"""Bytes on whose multiples the copy engine puts boxes in shared memory."""
+
 TICKET_BYTES = 16
 """Of a block's two tickets for tiles that it shares with others."""
+
+WORK_BYTES = 32
+"""Of what a block does, found once."""
 
 LEAST_SHARE = 64
 """Entries of K of a tile that are worth a block of their own."""
@@ -45,16 +54,16 @@ class Tma(WarpTiledKernel):
         copying_warps=True,
     )
 
-    BM: int = tune(64, 128, 256, default=128)
-    BN: int = tune(64, 128, 256, default=256)
+    BM: int = tune(48, 64, 96, 128, 192, 256, default=128)
+    BN: int = tune(48, 64, 96, 128, 192, 256, default=256)
     BK: int = tune(8, 16, 32, 64, default=16)
-    TM: int = tune(8, 16)
-    TN: int = tune(8, 16, default=16)
+    TM: int = tune(8, 12, 16)
+    TN: int = tune(8, 12, 16, default=16)
     LANES_M: int = tune(2, 4, 8, 16, default=4)
-    STAGES: int = tune(2, 3, 4, 6, default=3)
+    STAGES: int = tune(2, 3, 4, 6, default=3, at_launch=True)
     ORDER: int = tune(1, 2, default=2)
     MIN_BLOCKS: int = tune(1, 2)
-    STREAM_K: int = tune(0, 1, default=1)
+    STREAM_K: int = tune(0, 1, default=1, at_launch=True)
     PREPASS: int = tune(0, 1, before=0)
     PACKED: int = tune(0, 1, before=0, only=PACKED_FFMA)
     CLUSTER: int = tune(1, 2, before=1, only=MULTICAST)
@@ -86,12 +95,12 @@ class Tma(WarpTiledKernel):
 
     @property
     def smem_bytes(self) -> int:
-        """The ring, two barriers for each buffer (four in a cluster, of which one is not used), the tickets,
-        and a float4 for each computing thread."""
-        buffer = FLOAT_BYTES * self.BK * (self.BM + (0 if self.PREPASS else A_PAD) + self.BN)
-        barriers = BARRIER_BYTES * (4 if self.CLUSTER > 1 else 2)
+        """Three barriers for each of the most buffers, the tickets, what the block does, a float4 for each
+        computing thread, the ring."""
+        before = 3 * MOST_STAGES * BARRIER_BYTES + TICKET_BYTES + WORK_BYTES
         exchange = VECTOR * FLOAT_BYTES * self.computing_threads
-        return self.STAGES * (buffer + barriers) + TICKET_BYTES + exchange
+        buffer = FLOAT_BYTES * self.BK * (self.BM + (0 if self.PREPASS else A_PAD) + self.BN)
+        return ceil_div(before, BOX_ALIGNMENT) * BOX_ALIGNMENT + exchange + self.STAGES * buffer
 
     @property
     def box_of_a(self) -> tuple[int, int] | None:
@@ -137,10 +146,6 @@ class Tma(WarpTiledKernel):
             "MIN_BLOCKS blocks must give each of the SM's 4 schedulers 2 computing warps",
         )
         yield (
-            16 <= (self.STAGES - 1) * self.BK <= 96,
-            "16 to 96 entries of K must be on their way: fewer hide no latency, more only take shared memory",
-        )
-        yield (
             not self.PREPASS or self.BM * self.BN >= 128 * 128,
             "only tiles of 128 x 128 and more reuse operands often enough for a pre-pass to pay",
         )
@@ -149,8 +154,18 @@ class Tma(WarpTiledKernel):
             "only tiles of 128 x 128 and more that are no taller than wide have enough of B to share it",
         )
         yield (
+            self.TM * self.TN <= 128,
+            "more than 128 sums per thread leave too few registers for all that is no loop",
+        )
+        yield (
             self.register_estimate <= self.computing_registers,
             "a thread's sums, two pairs of fragments and addresses must fit its registers",
+        )
+
+    def launch_rules(self) -> Rules:
+        yield (
+            16 <= (self.STAGES - 1) * self.BK <= 96,
+            "16 to 96 entries of K must be on their way: fewer hide no latency, more only take shared memory",
         )
 
     def _limits(self, arch: Arch) -> Rules:

@@ -30,7 +30,7 @@ class WarpTile(AsyncKernel):
     STAGES: int = tune(2, 3, 4, default=3)
     MIN_BLOCKS: int = tune(1, 2)
     GROUP: int = tune(4, 8, 16, default=8)
-    SPLIT_K: int = tune(1, 2, 4, 8, only=CLUSTERS)
+    SPLIT_K: int = tune(1, 2, 3, 4, 6, 8, only=CLUSTERS)
     PACKED: int = tune(0, 1, before=0, only=PACKED_FFMA)
 
     @property

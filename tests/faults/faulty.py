@@ -69,6 +69,11 @@ class Faulty(Kernel):
         return f"faulty({self.fault})"
 
     @property
+    def defines(self) -> tuple[str, ...]:
+        """With the fault among them: two of them are not compiled as one."""
+        return (*super().defines, f"-DFAULT={self.fault}")
+
+    @property
     def tile(self) -> tuple[int, int, int]:
         return 16, 16, 16
 

@@ -59,16 +59,48 @@ BELOW_C = (
 )
 
 
+TWELVES: tuple[dict[str, int], ...] = (
+    {"BM": 48, "BN": 256, "TM": 12, "TN": 8, "MIN_BLOCKS": 2, "ORDER": 1},
+    {"BM": 96, "BN": 256, "TM": 12, "TN": 8, "LANES_M": 8},
+    {"BM": 96, "BN": 128, "TM": 12, "TN": 8, "MIN_BLOCKS": 2},
+    {"BM": 192, "BN": 128, "TM": 12, "TN": 8, "PREPASS": 1},
+    {"BM": 128, "BN": 192, "TM": 8, "TN": 12, "CLUSTER": 2},
+    {"BM": 64, "BN": 192, "TM": 8, "TN": 12, "MIN_BLOCKS": 2, "BK": 32},
+    {"BM": 128, "BN": 96, "TM": 8, "TN": 12, "LANES_M": 8, "MIN_BLOCKS": 2, "ORDER": 1},
+    {"BM": 256, "BN": 48, "TM": 8, "TN": 12, "LANES_M": 8, "MIN_BLOCKS": 2},
+)
+LAUNCHES = ({"STAGES": 3, "STREAM_K": 1}, {"STAGES": 2, "STREAM_K": 0}, {"STAGES": 2, "STREAM_K": 1})
+
+
 @pytest.mark.parametrize("params", CLUSTERED, ids=str)
 def test_clusters_at_the_lower_edge_of_c(params: dict[str, int], device: GpuDevice, arch: Arch) -> None:
     """A tile below C is written by nobody, its block keeps step all the same, and a launch leaves no flag."""
     if not arch.multicast:
         pytest.skip(f"{arch.name} is not for clusters")
     kernel = Tma.from_params({**Tma().params, **params, "CLUSTER": 2})
-    loaded = device.load(kernel, compile_kernel(kernel, arch))
+    _assert_right_at_the_edges(device, kernel, compile_kernel(kernel, arch), seeds=(1, 2))
+
+
+@pytest.mark.parametrize("params", TWELVES, ids=str)
+def test_tiles_that_are_no_powers_of_two(params: dict[str, int], device: GpuDevice, arch: Arch) -> None:
+    """Also of one cubin, launched with other numbers of buffers, and with and without shared tiles."""
+    if params.get("CLUSTER", 1) > 1 and not arch.multicast:
+        pytest.skip(f"{arch.name} is not for clusters")
+    kernels = [Tma.from_params({**Tma().params, **params, **launch}) for launch in LAUNCHES]
+    assert len({kernel.code for kernel in kernels}) == 1
+    binary = compile_kernel(kernels[0], arch)
+    for kernel in kernels:
+        if kernel.is_legal(arch):
+            _assert_right_at_the_edges(device, kernel, binary, seeds=(1,))
+
+
+def _assert_right_at_the_edges(
+    device: GpuDevice, kernel: Kernel, binary: Binary, seeds: tuple[int, ...]
+) -> None:
+    loaded = device.load(kernel, binary)
     for problem, why in BELOW_C:
         for misaligned in (0, 1):
-            for seed in (1, 2):
+            for seed in seeds:
                 check = device.check(loaded, Case(problem, why, misaligned), kernel.precision, seed=seed)
                 found = (check.unwritten, check.nonfinite, check.guards, check.inputs_changed)
                 assert found == (0, 0, 0, 0), f"{kernel} on {problem}: {why}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, wait
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,6 +39,13 @@ class Fake(TiledKernel):
     N: int = tune(*range(2000))
 
 
+@dataclass(frozen=True)
+class Launched(Fake):
+    """Those that differ in `LATE` alone have the same code."""
+
+    LATE: int = tune(*range(10), at_launch=True)
+
+
 def binary(text: str, registers: int = 1) -> Binary:
     return Binary(text.encode(), registers, 0, 0, "12.9", 0.0, "")
 
@@ -59,6 +68,45 @@ def stand_in(kernel: Kernel, arch: Arch, cache: BinaryCache | None) -> Binary:
         main_again = hasattr(sys.modules["__main__"], "__file__")
         return binary(f"{os.getpid()} {ignored} {main_again} {'optuna' in sys.modules}")
     return binary(f"{arch.name} {kernel.N}", registers=kernel.N)
+
+
+def held(folder: Path, kernel: Kernel, arch: Arch, cache: BinaryCache | None) -> Binary:
+    """As `stand_in`, when there is a file `go`; each call leaves its process's number in `calls`."""
+    handle = os.open(folder / "calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.write(handle, f"{os.getpid()}\n".encode())
+    os.close(handle)
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return stand_in(kernel, arch, cache)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A pool of `held`; whatever is submitted before `release` is under way at the same time."""
+
+    pool: CompilePool
+    folder: Path
+
+    def release(self) -> None:
+        """Let compilations end."""
+        (self.folder / "go").touch()
+
+    def calls(self, least: int = 0) -> list[int]:
+        """The processes of all compilations that have begun, once there are so many."""
+        path = self.folder / "calls"
+        end = time.monotonic() + 30
+        while True:
+            found = [int(pid) for pid in path.read_text().split()] if path.exists() else []
+            if len(found) >= least or time.monotonic() > end:
+                return found
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def holding(tmp_path: Path) -> Iterator[Holding]:
+    compile_fn = functools.partial(held, tmp_path)
+    with CompilePool(SM_90, jobs=2, deadline_s=60, compile_fn=compile_fn) as opened:
+        yield Holding(opened, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +227,115 @@ def test_cancelling_frees_the_process() -> None:
         assert hanging.cancel()
         assert pool.submit(Fake(GOOD, 3)).result(30).registers == 3
         assert gone([pid], 5)
+
+
+def test_the_same_code_is_compiled_once_while_it_is_under_way(holding: Holding) -> None:
+    same = [holding.pool.submit(Launched(GOOD, 7, late)) for late in range(3)]
+    other = holding.pool.submit(Launched(GOOD, 8))
+    assert not any(future.done() for future in (*same, other))
+    holding.release()
+    first, *twins = [future.result(30) for future in same]
+    assert first == binary("sm_90 7", 7)
+    assert twins == [replace(first, cached=True)] * 2
+    assert other.result(30) == binary("sm_90 8", 8)
+    assert len(holding.calls()) == 2, "launch values are no part of the code"
+    assert not holding.pool.submit(Launched(GOOD, 7, 3)).result(30).cached, "its twins have ended"
+    assert len(holding.calls()) == 3
+
+
+@pytest.mark.parametrize(("do", "error"), [(FAIL, CompileError), (STRANGE, OSError), (CRASH, CompilerDied)])
+def test_the_same_code_fails_once_for_all(holding: Holding, do: int, error: type[Exception]) -> None:
+    futures = [holding.pool.submit(Launched(do, 0, late)) for late in range(3)]
+    holding.release()
+    found = [future.exception(30) for future in futures]
+    assert all(isinstance(one, error) for one in found)
+    assert len(set(map(str, found))) == 1
+    assert len(holding.calls()) == 1
+
+
+def test_the_deadline_is_that_of_all_who_wait(tmp_path: Path) -> None:
+    compile_fn = functools.partial(held, tmp_path)
+    with CompilePool(SM_90, jobs=1, deadline_s=1.0, compile_fn=compile_fn) as pool:
+        futures = [pool.submit(Launched(GOOD, 0, late)) for late in range(3)]
+        for future in futures:
+            with pytest.raises(CompileTimeout):
+                future.result(30)
+        assert len(Holding(pool, tmp_path).calls()) == 1
+
+
+@pytest.mark.parametrize("cancelled", [{0}, {1}, {2}, {0, 1}, {1, 2}], ids=str)
+def test_cancelling_leaves_the_others_that_wait_for_the_same(holding: Holding, cancelled: set[int]) -> None:
+    futures = [holding.pool.submit(Launched(GOOD, 4, late)) for late in range(3)]
+    (pid,) = holding.calls(1)
+    assert all(futures[place].cancel() for place in cancelled)
+    time.sleep(0.3)
+    assert alive(pid)
+    holding.release()
+    left = [future.result(30) for place, future in enumerate(futures) if place not in cancelled]
+    assert [one.registers for one in left] == [4] * len(left)
+    assert [one.cached for one in left] == [False, True][: len(left)], "somebody has to pay"
+    assert holding.calls() == [pid]
+    assert not wait(futures, timeout=1).not_done
+
+
+def test_the_process_is_ended_when_all_have_cancelled(holding: Holding) -> None:
+    futures = [holding.pool.submit(Launched(GOOD, 4, late)) for late in range(3)]
+    (pid,) = holding.calls(1)
+    for future in futures:
+        assert alive(pid)
+        assert future.cancel()
+    assert gone([pid], 5)
+    assert not wait(futures, timeout=1).not_done
+    again = holding.pool.submit(Launched(GOOD, 4, 9))
+    assert len(holding.calls(2)) == 2, "who comes later does not wait for what was given up"
+    holding.release()
+    assert again.result(30) == binary("sm_90 4", 4)
+
+
+def test_closing_is_for_all_who_wait_for_the_same(holding: Holding) -> None:
+    futures = [holding.pool.submit(Launched(GOOD, 4, late)) for late in range(3)]
+    (pid,) = holding.calls(1)
+    holding.pool.close(kill=True)
+    assert all(future.cancelled() for future in futures)
+    assert gone([pid], 1)
+
+
+def test_closing_gently_is_for_all_who_wait_for_the_same(holding: Holding) -> None:
+    futures = [holding.pool.submit(Launched(GOOD, 4, late)) for late in range(3)]
+    holding.release()
+    holding.pool.close(kill=False)
+    assert [future.result(0).cached for future in futures] == [False, True, True]
+
+
+def test_a_pool_that_breaks_loses_nobody_who_waits_for_the_same(holding: Holding) -> None:
+    holding.release()
+    for turn in range(5):
+        pids = {int(holding.pool.submit(Fake(WHO, n)).result(30).cubin.split()[0]) for n in range(10)}
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        futures = [holding.pool.submit(Launched(GOOD, turn, late)) for late in range(3)]
+        assert [future.result(30).registers for future in futures] == [turn] * 3
+        assert [future.result(30).cached for future in futures] == [False, True, True]
+
+
+def test_submitting_and_cancelling_from_many_threads_settles_everything(pool: CompilePool) -> None:
+    def submit(seed: int) -> list[Future[Binary]]:
+        chance = random.Random(seed)
+        futures = []
+        for late in range(60):
+            futures.append(pool.submit(Launched(GOOD, chance.randrange(4), late % 10)))
+            if chance.random() < 0.5:
+                chance.choice(futures).cancel()
+        return futures
+
+    with ThreadPoolExecutor(6) as threads:
+        futures = [future for found in threads.map(submit, range(6)) for future in found]
+    assert not wait(futures, timeout=60).not_done
+    results = [future.result(0) for future in futures if not future.cancelled()]
+    assert {one.registers for one in results} == set(range(4))
+    assert {one.cached for one in results} == {False, True}
+    assert len(results) < len(futures)
+    assert not pool._unfinished()
 
 
 def test_a_cache_hit_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

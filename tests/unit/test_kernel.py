@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 from dataclasses import dataclass
 from typing import ClassVar
@@ -168,6 +169,71 @@ def test_a_tunable_may_be_for_some_architectures_only() -> None:
     assert [Wide(LOADS=loads).uses(wide) for loads in (1, 2)] == [False, True]
     assert not Wide(LOADS=2).uses(other)
     assert not Toy().uses(wide)
+
+
+@dataclass(frozen=True)
+class AtLaunch(Toy):
+    """With two tunables that are launch arguments, around one that is not."""
+
+    RING: int = tune(2, 3, 8, default=3, at_launch=True)
+    WIDE: int = tune(0, 1)
+    SHARE: int = tune(0, 1, at_launch=True, before=1)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.SIDE * 512 * self.RING
+
+    def launch_rules(self) -> Rules:
+        yield self.RING > 2 or not self.SHARE, "who shares needs a longer ring"
+
+
+def test_what_is_given_at_launch_is_no_define() -> None:
+    kernel = AtLaunch(RING=8, SHARE=0)
+    assert kernel.params == {"SIDE": 32, "PAD": 0, "RING": 8, "WIDE": 0, "SHARE": 0}
+    assert kernel.defines == ("-DTUNE_PAD=0", "-DTUNE_SIDE=32", "-DTUNE_WIDE=0")
+    assert kernel.launch_values == (8, 0), "in the order of declaration"
+    assert AtLaunch().launch_values == (3, 0)
+    assert Toy().launch_values == ()
+    assert str(kernel) == "toy_stage(SIDE=32, PAD=0, RING=8, WIDE=0, SHARE=0)"
+
+
+def test_the_code_is_the_same_where_only_launch_values_differ() -> None:
+    assert AtLaunch(RING=8).code == AtLaunch(RING=2, SHARE=1).code
+    assert len({AtLaunch().code, AtLaunch(WIDE=1).code, AtLaunch(SIDE=64).code, Toy().code}) == 4
+    assert AtLaunch(RING=8) != AtLaunch(RING=2)
+
+
+def test_launch_rules_are_heeded_after_the_stages_own_and_before_limits() -> None:
+    sm_90 = ARCHS["sm_90"]
+    why = "who shares needs a longer ring"
+    assert AtLaunch(RING=2, SHARE=1).violations() == AtLaunch(RING=2, SHARE=1).violations(sm_90) == [why]
+    assert AtLaunch(RING=2).violations() == AtLaunch(RING=3, SHARE=1).violations() == []
+    assert AtLaunch(SIDE=16, PAD=4, RING=2, SHARE=1).violations() == [
+        "the smallest tile has no padding", why
+    ]  # fmt: skip
+    assert AtLaunch(SIDE=64, RING=8).violations(sm_90) == [
+        "sm_90 gives a block 232448 bytes of shared memory, not 262144"
+    ]
+    assert not AtLaunch(RING=2, SHARE=1).is_legal(sm_90)
+    assert AtLaunch(RING=2).is_legal(sm_90)
+    with pytest.raises(IllegalConfiguration, match=why):
+        AtLaunch.from_params({**AtLaunch().params, "RING": 2, "SHARE": 1})
+    with pytest.raises(IllegalConfiguration, match="RING is 4: choose one of 2, 3, 8"):
+        AtLaunch.from_params({**AtLaunch().params, "RING": 4})
+    assert AtLaunch.from_params({"SIDE": 32, "PAD": 0, "RING": 8, "WIDE": 1}) == AtLaunch(32, 0, 8, 1, 1)
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+def test_legal_ones_that_share_a_cubin_follow_one_another(arch: Arch) -> None:
+    legal = AtLaunch.legal(arch)
+    choices = AtLaunch.tunables()
+    every = [AtLaunch(*values) for values in itertools.product(*choices.values())]
+    assert set(legal) == {kernel for kernel in every if not kernel.violations(arch)}
+    assert len(set(legal)) == len(legal) > len({kernel.code for kernel in legal})
+    codes = [code for code, _ in itertools.groupby(kernel.code for kernel in legal)]
+    assert len(codes) == len(set(codes))
+    by_launch = sorted(legal, key=lambda kernel: (kernel.SIDE, kernel.PAD, kernel.WIDE, kernel.launch_values))
+    assert list(legal) == by_launch, "in the order of the choices"
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)

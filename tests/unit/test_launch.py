@@ -12,11 +12,14 @@ from sgemm_tune.device import launch, tensor_maps
 from sgemm_tune.device.launch import Loaded, Packed, aligned, pack_blocks, packed_bytes
 from sgemm_tune.device.operands import Matrix
 from sgemm_tune.device.tensor_maps import TiledMap
-from sgemm_tune.kernel import Kernel, stage_named
+from sgemm_tune.kernel import Kernel, stage_named, tune
 from sgemm_tune.problem import Problem
 
 SMS = 132
 MEMORY = 0x7F00_0000_0000
+MAPS = 11
+"""How many arguments all kernels take: where others have maps, whether B's is valid, a workspace."""
+
 OPERANDS = {"a": 0x7E00_0000_0100, "b": 0x7E10_0000_0100, "c": 0x7E20_0000_0100}
 
 
@@ -105,6 +108,27 @@ def test_numbers_have_the_width_that_the_kernel_reads() -> None:
     assert not memory.asked
 
 
+@pytest.mark.parametrize("name", ["naive", "skinny", "tma"])
+def test_launch_values_are_the_last_arguments(name: str, encoded: list[tuple[TiledMap | None, ...]]) -> None:
+    stage = stage_named(name)
+
+    @dataclass(frozen=True)
+    class More(stage):  # type: ignore[valid-type,misc]
+        """With two tunables that are launch arguments."""
+
+        FIRST: int = tune(3, 4, at_launch=True)
+        SECOND: int = tune(5, 6, at_launch=True)
+
+    problem = Problem(33, 65, 70)
+    (before,) = _launched(stage(), problem)[0].calls
+    (after,) = _launched(More(SECOND=6), problem)[0].calls
+    assert (before[:2], before[3]) == (after[:2], after[3])
+    assert after[2][:-2] == before[2]
+    assert after[2][-2:] == (3, 6)
+    assert {type(value) for value in after[2][-2:]} == {np.int32}
+    assert len(before[2]) == MAPS + {"naive": 0, "skinny": 1, "tma": 3}[name] + len(stage().launch_values)
+
+
 def test_an_empty_product_launches_nothing() -> None:
     for kernel in (stage_named("naive")(), _tma(), _tma(PREPASS=1), stage_named("skinny")()):
         function, pack, memory = _launched(kernel, Problem(0, 5, 7))
@@ -127,7 +151,7 @@ def test_without_a_pre_pass_b_is_mapped_where_its_rows_are_aligned(
         of_a, of_b = encoded[-1]
         assert of_a is None
         assert (of_b is not None) == mapped
-        maps, flag, own = function.calls[0][2][-3:]
+        maps, flag, own = function.calls[0][2][MAPS : MAPS + 3]
         assert (maps, int(flag), int(own)) == ("maps", int(mapped), MEMORY)
         assert memory.asked == [kernel.workspace_bytes(problem, SMS)]
 
@@ -165,7 +189,7 @@ def test_the_pre_pass_transposes_a_and_packs_b_only_where_it_must(
     assert map_of_a == tensor_maps.tiled_map(a, 500, 301, 304, (kernel.tile[2], kernel.tile[0]))
     assert map_of_b is not None
     assert map_of_b.pointer == (b or OPERANDS["b"])
-    assert int(function.calls[0][2][-2]) == 1, "B always comes by the copy engine"
+    assert int(function.calls[0][2][MAPS + 1]) == 1, "B always comes by the copy engine"
 
 
 def test_nothing_is_packed_where_there_is_no_k(encoded: list[tuple[TiledMap | None, ...]]) -> None:

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from benchmarks.throughput import (
     EMPTY,
     FILLED,
     ONE_STAGE,
+    Code,
     Peer,
     PeerJob,
     PeerSpace,
     Request,
+    WatchedPool,
     document,
     figures,
     main,
@@ -34,12 +36,13 @@ from benchmarks.throughput import (
     peer_params,
     run_peer,
     shown,
+    takes_more,
     within_peer_limit,
 )
 from sgemm_tune.arch import Arch, parse_arch
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.sources import source_text
-from sgemm_tune.kernel import Kernel, ladder, stage_named
+from sgemm_tune.kernel import Kernel, ladder, stage_named, tune
 from sgemm_tune.measure.outcome import Accuracy, Measurement, Outcome, Rejected, Status
 from sgemm_tune.problem import Precision, Problem
 from sgemm_tune.search.finalists import Verdict
@@ -55,19 +58,19 @@ ABSENT = Peer(space=1, left_out=0, why="not installed")
 
 
 class CachingPool(InlinePool):
-    """An inline pool over a cache that is a set."""
+    """An inline pool over a cache that is a set, of kernels' code."""
 
-    def __init__(self, script: Script, arch: Arch, cache: set[Kernel]) -> None:
+    def __init__(self, script: Script, arch: Arch, cache: set[Code]) -> None:
         super().__init__(script, arch)
         self._cache = cache
 
     def submit(self, kernel: Kernel) -> Future[Binary]:
         """A future that is done."""
-        known = kernel in self._cache
+        known = kernel.code in self._cache
         done = super().submit(kernel)
         if done.exception() is not None:
             return done
-        self._cache.add(kernel)
+        self._cache.add(kernel.code)
         future: Future[Binary] = Future()
         future.set_result(replace(done.result(), cached=known))
         return future
@@ -114,7 +117,7 @@ def measured(
     forgets: bool = False,
 ) -> dict[str, Any]:
     """The benchmark on a scripted GPU; `forgets`: no cache is kept between searches."""
-    caches: dict[Path, set[Kernel]] = {}
+    caches: dict[Path, set[Code]] = {}
     what = script or Script()
 
     @contextlib.contextmanager
@@ -205,6 +208,29 @@ def test_the_table_names_the_device_and_has_a_row_for_each_search(found: dict[st
     assert names == [f"| {name}" for name in ("search", EMPTY, FILLED, ONE_STAGE)]
     assert len({row.count("|") for row in rows}) == 1
     assert lines[-1] == "Kernel Tuner did not run: not installed."
+
+
+def test_what_was_compiled_is_told_by_code() -> None:
+    """Two configurations that share a cubin are one compilation, whichever of them cost it."""
+
+    @dataclass(frozen=True)
+    class Launched(stage_named("coalesced")):  # type: ignore[misc]
+        """With a tunable that is a launch argument."""
+
+        LATE: int = tune(0, 1, at_launch=True)
+
+    one, other = Launched(LATE=0), Launched(LATE=1)
+    runs = []
+    for first, second in ((one, other), (other, one)):
+        pool = CachingPool(Script(), SM_90, set())
+        watched = WatchedPool(pool)
+        assert not watched.submit(first).result().cached
+        assert watched.submit(second).result().cached
+        runs.append(watched.compiled)
+    assert runs == [{one.code}, {one.code}]
+    watched = WatchedPool(CachingPool(Script({str(one): "does_not_compile"}), SM_90, set()))
+    assert watched.submit(one).exception() is not None
+    assert watched.compiled == {one.code}
 
 
 def test_a_cache_that_forgets_shows() -> None:
@@ -381,6 +407,23 @@ def test_a_kernel_tuner_that_is_not_installed_is_said_to_be(
     assert found.why == "not installed: pip install kernel_tuner"
     assert {found.timed, found.failed, found.seconds, found.timed_per_second, found.version} == {None}
     assert found.space + found.left_out == len(kernels_of("double_buffer"))
+
+
+def test_a_stage_that_takes_more_than_matrices_is_none_for_kernel_tuner(
+    monkeypatch: pytest.MonkeyPatch, job: PeerJob
+) -> None:
+    @dataclass(frozen=True)
+    class Launched(stage_named("vectorized")):  # type: ignore[misc]
+        """With a tunable that is a launch argument."""
+
+        LATE: int = tune(0, 1, at_launch=True)
+
+    assert takes_more(Launched())
+    assert [stage.name() for stage in FP32 if takes_more(stage())] == ["tma", "skinny"]
+    install(monkeypatch, lambda *_, **__: pytest.fail("it was run"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+    found = run_peer(replace(job, stage="skinny"))
+    assert (found.timed, found.why) == (None, "skinny takes arguments that it cannot be given")
 
 
 # ----------------------------------------------------------------------------------------- command line
