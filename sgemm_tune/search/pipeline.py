@@ -78,7 +78,7 @@ class Pipeline(Generic[Ticket]):
         self._worker = worker
         self._request = request
         self._gpu = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
-        self._compiling: dict[Future[Binary], tuple[Ticket, Kernel]] = {}
+        self._compiling: dict[Future[Binary], tuple[Ticket, Kernel, object]] = {}  # last, the code
         self._ready: deque[tuple[Ticket, Kernel, Binary]] = deque()
         self._running: dict[Future[Outcome], tuple[Ticket, Binary]] = {}
         self._failure: Exception | None = None
@@ -99,9 +99,15 @@ class Pipeline(Generic[Ticket]):
         """Kernels that wait for the compiler or are in it."""
         return len(self._compiling)
 
+    @property
+    def occupied(self) -> int:
+        """As many as are compiled, ready or on the GPU; kernels of one code are compiled as one."""
+        codes = {code for _, _, code in self._compiling.values()}
+        return len(codes) + len(self._ready) + len(self._running)
+
     def add(self, ticket: Ticket, kernel: Kernel) -> None:
         """Take a kernel in; its outcome comes from `collect` with the same ticket."""
-        self._compiling[self._pool.submit(kernel)] = (ticket, kernel)
+        self._compiling[self._pool.submit(kernel)] = (ticket, kernel, kernel.code)
 
     def collect(self, timeout: float) -> list[Done[Ticket]]:
         """What has ended, waiting up to `timeout` seconds for the first.
@@ -123,7 +129,7 @@ class Pipeline(Generic[Ticket]):
             except Exception as error:
                 self._failure = error
         for compiled in [future for future in self._compiling if future in ended]:
-            ticket, kernel = self._compiling.pop(compiled)
+            ticket, kernel, _ = self._compiling.pop(compiled)
             try:
                 self._ready.append((ticket, kernel, compiled.result()))
             except CompileError as error:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.nvrtc import Binary
-from sgemm_tune.errors import DeviceUnavailable, StorageError, UsageError
+from sgemm_tune.errors import DeviceUnavailable, SgemmTuneError, UsageError
 from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import Origin
 from sgemm_tune.measure.protocol import Request
@@ -203,7 +203,7 @@ class _ProblemSearch:
             kept = f"{self._tally.done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error
         finally:
-            with suppress(StorageError):  # whoever opens the study next settles it
+            with suppress(SgemmTuneError):  # whoever opens the study next settles it
                 self._study.release()
             self._flush_rows()
 
@@ -227,14 +227,14 @@ class _ProblemSearch:
 
     def _propose(self, pipeline: Pipeline[Candidate], ahead: int) -> bool:
         """Fill up with candidates where there is room for several; False where there are no more."""
-        room = ahead - len(pipeline)
-        if room < _AT_ONCE:
-            return True
-        with self._keeping_books():
-            candidates = self._study.ask(self._settings.trials, room)
-        for candidate in candidates:
-            pipeline.add(candidate, candidate.kernel)
-        return len(candidates) == room
+        while (room := _room(pipeline, ahead)) >= _AT_ONCE:
+            with self._keeping_books():
+                candidates = self._study.ask(self._settings.trials, room)
+            for candidate in candidates:
+                pipeline.add(candidate, candidate.kernel)
+            if len(candidates) < room:
+                return False
+        return True
 
     def _request(self, kernel: Kernel, binary: Binary) -> Request:
         best = self._tally.best
@@ -242,30 +242,32 @@ class _ProblemSearch:
 
     def _store(self, ended: Sequence[Done[Candidate]], compiling: int) -> None:
         """Make outcomes durable: the study's word counts, and the table follows it."""
-        for done in ended:
-            kernel = done.ticket.kernel
-            found = row(
-                self._problem,
-                self._precision,
-                kernel,
-                done.outcome,
-                self._worker.info,
-                origin=Origin.SEARCH,
-                seed=self._settings.policy.seed,
-                binary=done.binary,
-            )
-            with self._keeping_books():
-                self._study.tell(done.ticket, done.outcome, found)
-                self._rows.append(found)
-                if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-                    self._flush_rows()
-            self._compiled += done.binary is None or not done.binary.cached
-            self._tally.add(kernel, done.outcome)
-            self._on_event(
-                self._tally.progress(self._total, compiling=compiling, last=(kernel, done.outcome))
-            )
         if not ended:
             self._on_event(self._tally.progress(self._total, compiling=compiling))
+            return
+        told = [(done.ticket, done.outcome, self._row(done)) for done in ended]
+        with self._keeping_books():
+            self._study.tell(told)
+            self._rows += [found for _, _, found in told]
+            if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                self._flush_rows()
+        for done in ended:
+            last = (done.ticket.kernel, done.outcome)
+            self._compiled += done.binary is None or not done.binary.cached
+            self._tally.add(*last)
+            self._on_event(self._tally.progress(self._total, compiling=compiling, last=last))
+
+    def _row(self, done: Done[Candidate]) -> Row:
+        return row(
+            self._problem,
+            self._precision,
+            done.ticket.kernel,
+            done.outcome,
+            self._worker.info,
+            origin=Origin.SEARCH,
+            seed=self._settings.policy.seed,
+            binary=done.binary,
+        )
 
     def _flush_rows(self) -> None:
         """Write the rows to the table that it lacks; until then, the study could restore them."""
@@ -278,3 +280,12 @@ class _ProblemSearch:
         began = time.monotonic()
         yield
         self._bookkeeping += time.monotonic() - began
+
+
+def _room(pipeline: Pipeline[Candidate], ahead: int) -> int:
+    """How many more candidates the pipeline should have.
+
+    Whoever waits for a compilation that another one asked for keeps no compiler busy, and is not counted
+    among those ahead; but there are no more than twice as many, lest proposals get stale.
+    """
+    return min(ahead - pipeline.occupied, 2 * ahead - len(pipeline))

@@ -1,19 +1,12 @@
 """Where studies are kept: Optuna's journal file by default, any Optuna storage URL on request.
 
-Optuna's own file lock is a symbolic link that stays behind when its holder is killed, and a line that a
-crash cut short makes its journal unreadable for ever. The journal here is locked by the system, which lets
-go when a process dies, and a torn tail is moved aside.
-
 This module imports Optuna, so import it inside functions only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import optuna  # noqa: TID251, TID253
-from optuna.storages.journal import JournalFileBackend  # noqa: TID251, TID253
-from optuna.trial import TrialState  # noqa: TID251, TID253
 
 from sgemm_tune.errors import SgemmTuneError, StorageError
-from sgemm_tune.store.files import append_lines, locked
+from sgemm_tune.search.journal import Journal, open_journal
+from sgemm_tune.store.files import locked
 
 _LOCKED_SECONDS = 60
 """How long SQLite waits for another process before it says that the database is locked."""
-
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -41,18 +31,24 @@ class Storage:
         backend: what Optuna works with.
         name: for messages; a password in a URL is hidden.
         turn: whose lock a process holds while it proposes a trial (see `files.locked`).
-        is_journal: it is a journal file, whose turn is also that of its appends.
+        journal: where the storage is a journal file, whose turn is also that of its appends.
     """
 
     backend: optuna.storages.BaseStorage
     name: str
     turn: Path
-    is_journal: bool = False
+    journal: Journal | None = None
 
     @contextlib.contextmanager
     def in_a_row(self) -> Iterator[None]:
-        """Several steps for which other processes wait once instead of once a step."""
-        with locked(self.turn) if self.is_journal else contextlib.nullcontext():
+        """Several steps that a journal takes as one: other processes wait once, and one write stores them."""
+        with self.journal.turn() if self.journal is not None else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Several steps in a row, during which no other process proposes a trial or settles one."""
+        with locked(self.turn), self.in_a_row():
             yield
 
     @contextlib.contextmanager
@@ -84,25 +80,20 @@ def open_storage(where: str | Path, results_dir: Path) -> Storage:
     with _explained(name):
         if "://" not in text or text.startswith("journal://"):
             path = Path(text.removeprefix("journal://")).absolute()
-            return Storage(_open_journal(path), name, path, is_journal=True)
+            journal = open_journal(path)
+            return Storage(_read_by_optuna(journal), name, path, journal)
         if text.startswith("redis"):
-            journal = optuna.storages.journal.JournalRedisBackend(text)
-            return Storage(optuna.storages.JournalStorage(journal), name, _turn_of(text, results_dir))
+            redis = optuna.storages.journal.JournalRedisBackend(text)
+            return Storage(optuna.storages.JournalStorage(redis), name, _turn_of(text, results_dir))
         return _open_database(text, name, results_dir)
 
 
-def _open_journal(path: Path) -> optuna.storages.JournalStorage:
-    if path.parent.exists() and not path.parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path):
-        _mend(path)
-        backend = _Journal(path)
+def _read_by_optuna(journal: Journal) -> optuna.storages.JournalStorage:
     try:
-        return optuna.storages.JournalStorage(backend)
+        return optuna.storages.JournalStorage(journal)
     except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(
-            f"{path} is no journal of Optuna ({type(error).__name__}: {error}): "
+            f"{journal.path} is no journal of Optuna ({type(error).__name__}: {error}): "
             "move it away or give another --storage"
         ) from error
 
@@ -127,59 +118,6 @@ def _open_database(url: str, name: str, results_dir: Path) -> Storage:
     # Optuna's cache of finished trials, as optuna.create_study would put it around the database
     backend = optuna.storages.get_storage(database)
     return Storage(backend, name, turn)
-
-
-class _Journal(JournalFileBackend):  # type: ignore[misc]  # mypy does not follow Optuna
-    """Optuna's journal format; appended under a lock that dies with its holder, torn tails moved aside."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self.path = path
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        lines = [_to_json(log) for log in logs]
-        # a trial's steps survive a kill anyway; the disk is waited for where one ends
-        ends = any(TrialState(log["state"]).is_finished() for log in logs if "state" in log)
-        with locked(self.path):
-            append_lines(self.path, lines, durably=ends)
-
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        try:
-            yield from super().read_logs(log_number_from)
-        except ValueError as error:
-            raise StorageError(
-                f"{self.path} is damaged: line {_bad_line(self.path)} is no JSON: "
-                "delete that line, or move the file away to start anew"
-            ) from error
-
-
-def _mend(path: Path) -> None:
-    """Move trailing lines that are no JSON (a crash's, or a full disk's) to `<name>.torn`."""
-    if not path.exists():
-        return
-    lines = path.read_bytes().splitlines(keepends=True)
-    whole = len(lines)
-    while whole and not _is_json(lines[whole - 1]):
-        whole -= 1
-    if whole == len(lines):
-        return
-    if whole == 0:
-        raise StorageError(f"{path} is no journal of Optuna: move it away or give another --storage")
-    torn = [line.decode("utf-8", errors="replace").rstrip("\n") for line in lines[whole:]]
-    append_lines(path.with_name(path.name + ".torn"), torn)
-    os.truncate(path, sum(map(len, lines[:whole])))
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-
-
-def _bad_line(path: Path) -> int:
-    lines = path.read_bytes().splitlines(keepends=True)
-    return next((i for i, line in enumerate(lines, 1) if not _is_json(line)), len(lines))
 
 
 def _turn_of(url: str, results_dir: Path) -> Path:

@@ -8,6 +8,7 @@ A trial passes through these states in the storage:
     FAIL       lost with the process that worked on it; its configuration is tried again
 
 The outcome stands in a user attribute before the state changes, so that a finished trial is never lost.
+A storage that is a journal takes what is asked for or told in one go with one write.
 
 This module imports Optuna, so import it inside functions only.
 """
@@ -23,7 +24,7 @@ from datetime import datetime
 from typing import Any
 
 import optuna  # noqa: TID251, TID253
-from optuna.trial import FrozenTrial, Trial, TrialState  # noqa: TID251, TID253
+from optuna.trial import FrozenTrial, TrialState, create_trial  # noqa: TID251, TID253
 
 from sgemm_tune.compiler.sources import source_text
 from sgemm_tune.kernel import Kernel
@@ -34,11 +35,11 @@ from sgemm_tune.search.points import kernel_of
 from sgemm_tune.search.pool_sampler import PoolSampler
 from sgemm_tune.search.space import Point, Space
 from sgemm_tune.search.storage import Storage
-from sgemm_tune.store.files import locked
 from sgemm_tune.store.results import Row
 
 _OWNER, _RESULT = "owner", "result"
-_VALID = "valid"
+_INVALID = create_trial(state=TrialState.PRUNED, constraints={"valid": 1.0}).system_attrs
+"""How Optuna stores the violated constraint: `Trial.set_constraint` would read the whole trial before."""
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -115,7 +116,7 @@ class TuningStudy:
         self._ledger = sampler.ledger
         categorical = optuna.distributions.CategoricalDistribution
         self._distributions = {name: categorical(values) for name, values in space.choices.items()}
-        with storage.explained(), locked(storage.turn):
+        with storage.explained(), storage.alone():
             self._study = optuna.create_study(
                 storage=storage.backend, study_name=name, sampler=sampler, load_if_exists=True
             )
@@ -137,7 +138,7 @@ class TuningStudy:
         Raises:
             StorageError: the storage cannot be used.
         """
-        with self._storage.explained(), locked(self._storage.turn):
+        with self._storage.explained(), self._storage.alone():
             self._ledger.update(self._study)
             asked: list[Candidate] = []
             while len(asked) < count and self._has_room(budget):
@@ -147,19 +148,17 @@ class TuningStudy:
                 asked.append(self._opened(point))
             return asked
 
-    def tell(self, candidate: Candidate, outcome: Outcome, row: Row) -> None:
-        """Finish a trial; it is durable when this returns.
+    def tell(self, ended: Sequence[tuple[Candidate, Outcome, Row]]) -> None:
+        """Finish trials, in this order; they are durable when this returns.
 
         Raises:
             StorageError: the storage cannot be used.
         """
         with self._storage.explained(), self._storage.in_a_row():
-            if isinstance(outcome, Rejected):
-                Trial(self._study, candidate.trial_id).set_constraint(_VALID, 1.0)
-            result = {"outcome": _encode(outcome), "row": row}
-            self._storage.backend.set_trial_user_attr(candidate.trial_id, _RESULT, result)
-            self._finish(candidate.trial_id, outcome)
-            self._mine.discard(candidate.number)
+            for candidate, outcome, row in ended:
+                with _unless_finished():
+                    self._tell(candidate, outcome, row)
+                self._mine.discard(candidate.number)
 
     def release(self) -> None:
         """Give up what this process still works on; the configurations will be proposed again.
@@ -167,7 +166,7 @@ class TuningStudy:
         Raises:
             StorageError: the storage cannot be used.
         """
-        with self._storage.explained(), locked(self._storage.turn):
+        with self._storage.explained(), self._storage.alone():
             self._mine.clear()
             self._settle()
 
@@ -184,6 +183,14 @@ class TuningStudy:
             Finished(t.number, kernel_of(t.params), _decode(result["outcome"]), result["row"])
             for t, result in results
         ]
+
+    def _tell(self, candidate: Candidate, outcome: Outcome, row: Row) -> None:
+        backend, trial_id = self._storage.backend, candidate.trial_id
+        if isinstance(outcome, Rejected):
+            for key, value in _INVALID.items():
+                backend.set_trial_system_attr(trial_id, key, value)
+        backend.set_trial_user_attr(trial_id, _RESULT, {"outcome": _encode(outcome), "row": row})
+        self._finish(trial_id, outcome)
 
     def _opened(self, point: Point) -> Candidate:
         """A trial of this process; the caller holds the turn.
@@ -245,11 +252,12 @@ class TuningStudy:
     def _settle(self) -> int:
         """End the trials of processes that are gone; the caller holds the turn. Returns how many."""
         settled = 0
-        for trial in self._trials():
+        for trial in self._study.get_trials(deepcopy=False):
             if trial.state != TrialState.RUNNING or self._is_worked_on(trial):
                 continue
             known = trial.user_attrs.get(_RESULT)
-            self._finish(trial._trial_id, _decode(known["outcome"]) if known is not None else None)
+            with _unless_finished():
+                self._finish(trial._trial_id, _decode(known["outcome"]) if known is not None else None)
             settled += 1
         return settled
 
@@ -264,13 +272,12 @@ class TuningStudy:
         state = TrialState.FAIL if outcome is None else TrialState.PRUNED
         if isinstance(outcome, Measurement):
             state, values = TrialState.COMPLETE, [outcome.ms]
-        # already finished: a process of another machine took this one for gone, and its trial is tried again
-        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-            self._storage.backend.set_trial_state_values(trial_id, state, values)
+        self._storage.backend.set_trial_state_values(trial_id, state, values)
 
-    def _trials(self) -> list[FrozenTrial]:
-        trials: list[FrozenTrial] = self._study.get_trials(deepcopy=False)
-        return trials
+
+def _unless_finished() -> contextlib.AbstractContextManager[None]:
+    """Leave alone what is finished: another machine's process took this one for gone, and tries it again."""
+    return contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError)
 
 
 def _encode(outcome: Outcome) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def searched(space: Space, true: Sequence[float], hints: Sequence[Point], seed: 
         candidate = waiting.pop(0)
         place = space.index(point_of(candidate.kernel))
         assert place is not None
-        study.tell(candidate, replace(measurement(), ms=true[place]), {})
+        study.tell([(candidate, replace(measurement(), ms=true[place]), {})])
         tried.append(place)
     return tried
 
