@@ -57,7 +57,7 @@ from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.compiler.sources import kernels_dir, source_text
 from sgemm_tune.errors import SgemmTuneError
-from sgemm_tune.kernel import DEFINE_PREFIX, ENTRY_POINT, Kernel, stage_named, suited
+from sgemm_tune.kernel import DEFINE_PREFIX, ENTRY_POINT, Code, Kernel, stage_named, suited
 from sgemm_tune.measure.outcome import DeviceInfo, Measurement, Outcome
 from sgemm_tune.measure.protocol import Policy
 from sgemm_tune.measure.worker import GpuWorker
@@ -74,10 +74,6 @@ BLOCK_SIZE = "block_size_x"
 """Kernel Tuner takes the threads of a block from a tunable of this name."""
 
 EMPTY, FILLED, ONE_STAGE = "all stages, empty cache", "all stages, filled cache", "one stage, empty cache"
-
-
-Code = tuple[str, tuple[str, ...]]
-"""What a cubin is compiled from: `Kernel.code`."""
 
 
 # ------------------------------------------------------------------------------------------ our searches

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
@@ -70,12 +69,6 @@ def _at_launch(stage: type) -> tuple[str, ...]:
 def choices_of(stage: type) -> dict[str, tuple[int, ...]]:
     """Each tunable's choices by name."""
     return {name: said["choices"] for name, said in _declared(stage).items()}
-
-
-def combinations(choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
-    """Every way to give each name one of its values; the last name's vary fastest."""
-    for values in itertools.product(*choices.values()):
-        yield dict(zip(choices, values, strict=True))
 
 
 def checked(stage: type, called: str, params: Mapping[str, object]) -> dict[str, Any]:

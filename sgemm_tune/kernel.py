@@ -35,6 +35,9 @@ from sgemm_tune.registry import suited as suited  # noqa: PLC0414
 Rules = Iterator[tuple[bool, str]]
 """What `Kernel.rules` yields: (holds, message), the message word for word that of the static_assert."""
 
+Code = tuple[str, tuple[str, ...]]
+"""What a cubin is compiled from: the source and the defines."""
+
 DEFINE_PREFIX = "TUNE_"
 ENTRY_POINT = "sgemm"
 
@@ -192,7 +195,7 @@ class Kernel:
         return tuple(sorted(f"-D{DEFINE_PREFIX}{name}={value}" for name, value in given.items()))
 
     @property
-    def code(self) -> tuple[str, tuple[str, ...]]:
+    def code(self) -> Code:
         """What is compiled: configurations of the same code share a cubin."""
         return self.source, self.defines
 

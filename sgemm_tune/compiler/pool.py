@@ -26,7 +26,7 @@ from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary, cached_binary, compile_kernel
 from sgemm_tune.errors import CompilerDied, CompileTimeout
-from sgemm_tune.kernel import Kernel
+from sgemm_tune.kernel import Code, Kernel
 
 DEADLINE_S = 60.0
 """Seconds that one candidate may keep a compiler busy; the slowest of the ladder takes a few."""
@@ -78,7 +78,7 @@ class CompilePool:
         self._deadline_s = deadline_s
         self._compile_fn = compile_fn
         self._lock = threading.RLock()
-        self._open: dict[object, _Task] = {}  # by the code that is compiled
+        self._open: dict[Code, _Task] = {}
         self._pools = [self._new_pool()]
         self._closed = False
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.errors import CompileError
-from sgemm_tune.kernel import Kernel
+from sgemm_tune.kernel import Code, Kernel
 from sgemm_tune.measure.outcome import Outcome, Rejected, Status
 from sgemm_tune.measure.protocol import Request
 from sgemm_tune.measure.worker import GpuWorker
@@ -78,7 +78,7 @@ class Pipeline(Generic[Ticket]):
         self._worker = worker
         self._request = request
         self._gpu = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
-        self._compiling: dict[Future[Binary], tuple[Ticket, Kernel, object]] = {}  # last, the code
+        self._compiling: dict[Future[Binary], tuple[Ticket, Kernel, Code]] = {}
         self._ready: deque[tuple[Ticket, Kernel, Binary]] = deque()
         self._running: dict[Future[Outcome], tuple[Ticket, Binary]] = {}
         self._failure: Exception | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ def _compiled(stage: type[Kernel]) -> dict[str, tuple[int, ...]]:
 
 
 def _cross_product(stage: type[Kernel]) -> list[Kernel]:
-    return [stage(**values) for values in declare.combinations(_compiled(stage))]
+    choices = _compiled(stage)
+    every = itertools.product(*choices.values())
+    return [stage(**dict(zip(choices, values, strict=True))) for values in every]
 
 
 def _broken(kernel: Kernel) -> list[str]:

@@ -22,7 +22,6 @@ from benchmarks.throughput import (
     EMPTY,
     FILLED,
     ONE_STAGE,
-    Code,
     Peer,
     PeerJob,
     PeerSpace,
@@ -42,7 +41,7 @@ from benchmarks.throughput import (
 from sgemm_tune.arch import Arch, parse_arch
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.sources import source_text
-from sgemm_tune.kernel import Kernel, ladder, stage_named, tune
+from sgemm_tune.kernel import Code, Kernel, ladder, stage_named, tune
 from sgemm_tune.measure.outcome import Accuracy, Measurement, Outcome, Rejected, Status
 from sgemm_tune.problem import Precision, Problem
 from sgemm_tune.search.finalists import Verdict
