@@ -2,16 +2,19 @@
 
     python benchmarks/throughput.py --size 4096 --trials 500 --json
 
-Four parts, each in folders of its own and with a fresh process on the GPU:
+Five parts, each in folders of its own and with a fresh process on the GPU:
 
     1. all fp32 stages that suit the shape, no compiled kernel in the cache
     2. the same search again with the cache that part 1 has filled
     3. one stage, an empty cache
-    4. Kernel Tuner, where it is installed, on that stage's source and legal configurations
+    4. the same job as Kernel Tuner's: that stage, only configurations that it can launch, drawn at random
+    5. Kernel Tuner, where it is installed, on that stage's source and legal configurations, those tunables
+       made constants of the source that the searches give at the launch
 
 A configuration counts as validated when its result was right and it has a time, early cuts included: they
 are validated before they are timed. Kernel Tuner compiles and times one after another and is asked to check
-no result, which favours it; its CUDA context exists before its clock starts, as that of the searches does.
+no result, which favours it. Its CUDA context exists before its clock starts, and its compiler is loaded; so
+are those of the searches, whose processes the command starts while the GPU is opened.
 
 What the sampler of part 2 proposes follows from measured times, which are never twice the same, so with `gp`
 and `tpe` it asks for configurations that part 1 has not tried: `second_compiled` counts those it had to
@@ -28,12 +31,14 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -49,6 +54,7 @@ from pebble import ProcessExpired, ProcessPool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
+from sgemm_tune import declare
 from sgemm_tune.arch import KIB, Arch, parse_arch
 from sgemm_tune.cli.gpu import open_worker
 from sgemm_tune.cli.options import at_least, stages_from
@@ -57,7 +63,7 @@ from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.compiler.sources import kernels_dir, source_text
 from sgemm_tune.errors import SgemmTuneError
-from sgemm_tune.kernel import DEFINE_PREFIX, ENTRY_POINT, Code, Kernel, stage_named, suited
+from sgemm_tune.kernel import DEFINE_PREFIX, ENTRY_POINT, Code, Kernel, Rules, stage_named, suited
 from sgemm_tune.measure.outcome import DeviceInfo, Measurement, Outcome
 from sgemm_tune.measure.protocol import Policy
 from sgemm_tune.measure.worker import GpuWorker
@@ -74,6 +80,7 @@ BLOCK_SIZE = "block_size_x"
 """Kernel Tuner takes the threads of a block from a tunable of this name."""
 
 EMPTY, FILLED, ONE_STAGE = "all stages, empty cache", "all stages, filled cache", "one stage, empty cache"
+AS_PEER = "one stage as Kernel Tuner, empty cache"
 
 
 # ------------------------------------------------------------------------------------------ our searches
@@ -175,11 +182,11 @@ def figures(name: str, legal: int, result: SearchResult, outcomes: Sequence[Outc
 
 
 class WatchedPool:
-    """A pool that remembers what it had to compile: `compiled`, by the kernels' code."""
+    """A pool that remembers what it had to compile: `new`, by the kernels' code."""
 
     def __init__(self, pool: Compiles) -> None:
         self._pool = pool
-        self.compiled: set[Code] = set()
+        self.new: set[Code] = set()
 
     def submit(self, kernel: Kernel) -> Future[Binary]:
         """As the pool's own."""
@@ -187,9 +194,17 @@ class WatchedPool:
         future.add_done_callback(lambda done: self._note(kernel, done))
         return future
 
+    def start(self) -> None:
+        """As the pool's own."""
+        self._pool.start()
+
+    def compiled(self, kernels: Iterable[Kernel]) -> AbstractSet[Code]:
+        """As the pool's own."""
+        return self._pool.compiled(kernels)
+
     def _note(self, kernel: Kernel, done: Future[Binary]) -> None:
         if not done.cancelled() and (done.exception() is not None or not done.result().cached):
-            self.compiled.add(kernel.code)
+            self.new.add(kernel.code)
 
 
 def run_search(
@@ -223,7 +238,7 @@ def run_search(
     if result.stopped is Stop.INTERRUPTED:
         raise KeyboardInterrupt
     legal = sum(len(stage.legal(arch)) for stage in stages)
-    return figures(name, legal, result, outcomes, elapsed), watched.compiled
+    return figures(name, legal, result, outcomes, elapsed), watched.new
 
 
 # ------------------------------------------------------------------------------------------ Kernel Tuner
@@ -277,9 +292,40 @@ def within_peer_limit(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     return tuple(kernel for kernel in kernels if kernel.smem_bytes <= PEER_SMEM_BYTES)
 
 
+def launchable(stage: type[Kernel]) -> type[Kernel]:
+    """The stage without the configurations that Kernel Tuner cannot launch."""
+
+    @dataclass(frozen=True)
+    class Launchable(stage):  # type: ignore[misc,valid-type]
+        def _limits(self, arch: Arch) -> Rules:
+            yield from super()._limits(arch)
+            yield self.smem_bytes <= PEER_SMEM_BYTES, "Kernel Tuner launches with 48 KiB at most"
+
+    return Launchable
+
+
 def takes_more(kernel: Kernel) -> bool:
-    """Whether the kernel takes more than `peer_arguments`: Kernel Tuner gives all configurations the same."""
-    return kernel.box_of_b is not None or kernel.takes_workspace or bool(kernel.launch_values)
+    """Whether the kernel of `peer_source` takes more than `peer_arguments`."""
+    return kernel.box_of_b is not None or kernel.takes_workspace
+
+
+def peer_source(stage: type[Kernel]) -> str:
+    """The stage's source for Kernel Tuner, which gives all configurations the same arguments: tunables that
+    are arguments of the launch are constants in it, made of defines as the others are.
+
+    Raises:
+        ValueError: the source's entry point does not end in these arguments.
+    """
+    text, late = source_text(stage.source).text, declare.at_launch(stage)
+    if not late:
+        return text
+    arguments = "".join(rf",\s*int {name.lower()}" for name in late)
+    entry = re.compile(rf"^({ENTRY_POINT}\([^)]*?){arguments}\) {{$", re.MULTILINE)
+    constants = "".join(f"\n    constexpr int {name.lower()} = {DEFINE_PREFIX}{name};" for name in late)
+    found, count = entry.subn(rf"\1) {{{constants}", text)
+    if count != 1:
+        raise ValueError(f"{stage.source}: {ENTRY_POINT} should end in {', '.join(late).lower()}")
+    return found
 
 
 def peer_params(kernel: Kernel) -> dict[str, int]:
@@ -405,7 +451,7 @@ def _tune(job: PeerJob) -> Peer:
     try:
         results, _ = tune_kernel(
             ENTRY_POINT,
-            source_text(stage.source).text,
+            peer_source(stage),
             grid,
             arguments,
             space.tune_params,
@@ -480,7 +526,7 @@ def measure(
     pool: OpenPool = open_pool,
     peer: Callable[[PeerJob], Peer] = run_peer,
 ) -> dict[str, Any]:
-    """All four parts, as one object.
+    """All parts, as one object.
 
     Args:
         request: what to measure.
@@ -490,26 +536,35 @@ def measure(
         SgemmTuneError: there is no usable GPU, or a search failed.
     """
     every = suited(stages_from(None, Precision.FP32)[1], request.problem)
-    parts = [(EMPTY, every, "all"), (FILLED, every, "all"), (ONE_STAGE, (request.stage,), "one")]
+    parts = [
+        (EMPTY, every, "all", request.sampler),
+        (FILLED, every, "all", request.sampler),
+        (ONE_STAGE, (request.stage,), "one", request.sampler),
+        (AS_PEER, (launchable(request.stage),), "peer", "random"),
+    ]
     runs: list[Run] = []
     compiled: list[set[Code]] = []
+    with worker() as gpu:
+        info = gpu.info
+    arch = parse_arch(info.arch)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        for number, (name, stages, cache) in enumerate(parts):
+        for number, (name, stages, cache, sampler) in enumerate(parts):
             print(f"{name} ...", file=sys.stderr, flush=True)
             settings = SearchSettings(
                 trials=request.trials,
-                sampler=request.sampler,
+                sampler=sampler,
                 seed=request.seed,
                 jobs=request.jobs,
                 policy=Policy(seed=request.seed),
                 configs_dir=root / str(number) / "configs",
                 results_dir=root / str(number) / "results",
             )
-            with worker() as gpu:
-                info = gpu.info
-                arch = parse_arch(info.arch)
-                with pool(arch, request.jobs, root / f"{cache}-cubins") as compiler:
+            if not any(stage.legal(arch) for stage in stages):
+                continue
+            with pool(arch, request.jobs, root / f"{cache}-cubins") as compiler:
+                compiler.start()  # as the command does: while the GPU is opened
+                with worker() as gpu:
                     run, new = run_search(
                         name,
                         problem=request.problem,
@@ -544,9 +599,10 @@ def document(
 ) -> dict[str, Any]:
     """Everything that was measured, for a script.
 
-    `ratio` is the third run's rate / Kernel Tuner's; None where Kernel Tuner did not run to its end.
+    `ratio` is the third run's rate / Kernel Tuner's, `ratio_same_job` the fourth's; None where Kernel Tuner
+    did not run to its end, or can launch none of the stage's configurations.
     """
-    _, filled, one = runs
+    _, filled, one, *alike = runs
     rate = peer.timed_per_second if not peer.why else None
     return {
         "device": info.name,
@@ -565,6 +621,7 @@ def document(
         "second_recompiled": second_recompiled,
         "peer": {"tool": PEER, "time_limit": request.peer_seconds, **asdict(peer)},
         "ratio": one.validated_per_second / rate if rate else None,
+        "ratio_same_job": alike[0].validated_per_second / rate if rate and alike else None,
     }
 
 
@@ -627,6 +684,10 @@ def shown(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"{PEER} did not run to its end, so there is no ratio: {peer['why']}.")
     elif found["ratio"] is not None:
         lines.append(f"The search of {found['stage']} alone is {found['ratio']:.1f} times as fast.")
+        if found["ratio_same_job"] is not None:
+            lines.append(
+                f"Drawing at random from the same, it is {found['ratio_same_job']:.1f} times as fast."
+            )
     return lines
 
 

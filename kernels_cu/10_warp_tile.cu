@@ -7,7 +7,8 @@
 //   - the last wave: 3072 x 3072 has 288 tiles of 128 x 256: 2.2 waves that take 3 (0.73 of the SMs busy); split
 //     by 4 they are 1152 shorter blocks: 8.7 waves that take 9 (0.97).
 // It costs an exchange of the tile's sums, BM * BN floats written to shared memory and read once.
-// Tiles go down to 32 x 32, and the width of the raster's groups (tile_of_block) is a tunable. With PACKED, an
+// Tiles go down to 32 x 32, and the width of the raster's groups (tile_of_block) is a tunable, GROUP: no define, but an
+// argument of the launch, so that configurations which differ in nothing else share a cubin. With PACKED, an
 // instruction makes two FFMAs: no more of them per clock, but half the issue slots are left to loads and copies.
 //
 //   cluster of SPLIT_K = 2      K ->                  shared memory of each             C
@@ -29,7 +30,6 @@ constexpr int TN = TUNE_TN;                       // columns of C per thread
 constexpr int LANES_M = TUNE_LANES_M;             // rows of lanes in a warp
 constexpr int STAGES = TUNE_STAGES;               // buffers of the ring
 constexpr int MIN_BLOCKS = TUNE_MIN_BLOCKS;       // blocks per SM that the registers must allow
-constexpr int GROUP = TUNE_GROUP;                 // tile rows that are walked column by column
 constexpr int SPLIT_K = TUNE_SPLIT_K;             // blocks that share a tile
 constexpr int PACKED = TUNE_PACKED;               // whether an instruction makes two FFMAs: see outer_product
 constexpr int LANES_N = WARP / LANES_M;
@@ -58,8 +58,6 @@ static_assert(MIN_BLOCKS * THREADS * REGISTERS <= REGISTERS_PER_SM,
               "the registers of MIN_BLOCKS blocks must fit the SM's 65536");
 static_assert(TM * TN >= 64 || BM * BN <= 64 * 64,
               "fewer than 64 sums per thread need a float4 for 8 or 11 FFMAs: only for tiles of up to 64 x 64");
-static_assert(GROUP == 8 || (SPLIT_K == 1 && BM * BN >= 128 * 128),
-              "only large tiles that are not split are so many waves that GROUP matters: else it is 8");
 
 extern __shared__ float4 shared_memory[];
 
@@ -144,9 +142,9 @@ __device__ __forceinline__ void write_reduced(const Patch &patch, const float (&
 
 extern "C" __global__ void CLUSTER_OF(SPLIT_K) __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(int M, int N, int K, float alpha, const float *__restrict__ A, int lda, const float *__restrict__ B, int ldb,
-      float beta, float *__restrict__ C, int ldc) {
+      float beta, float *__restrict__ C, int ldc, int group) {
     drop_empty_product(K, alpha);
-    BlockTile tile = tile_of_block<BM, BN, GROUP>(M, N, blockIdx.x / SPLIT_K);
+    BlockTile tile = tile_of_block<BM, BN>(M, N, blockIdx.x / SPLIT_K, group);
     int rank = blockIdx.x % SPLIT_K;              // in the cluster
     int k_begin = 0;                              // of this rank's share of K, in whole tiles
     if constexpr (SPLIT_K > 1) {

@@ -21,8 +21,8 @@
 //                          |                      v
 //   computing warps   arrive     | LDS and FFMA, BK steps                     | wait full ...
 //
-// The loop: 8 steps of K with 8 x 16 sums per thread are 1024 FFMAs, 48 LDS.128 and 5 others. They take 95 % of the issue
-// slots at 4096, the FMA units are busy 88 % of the time (docs/tma.md); 09 has 79 %.
+// The loop: 8 steps of K with 8 x 16 sums per thread are 1024 FFMAs, 48 LDS.128 and 5 others. They take 95 % of the
+// issue slots at 4096, the FMA units are busy 88 % of the time (docs/tma.md); 09 has 79 %.
 //
 // STAGES and STREAM_K are no defines but arguments of the launch: eight configurations may share a cubin.
 //

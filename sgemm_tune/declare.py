@@ -66,6 +66,16 @@ def _at_launch(stage: type) -> tuple[str, ...]:
     return tuple(name for name, said in _declared(stage).items() if said["at_launch"])
 
 
+def compiled_in(stage: type) -> tuple[str, ...]:
+    """The tunables of a stage that the compiler is given, in the order of declaration."""
+    return _compiled_in(stage)
+
+
+@cache
+def _compiled_in(stage: type) -> tuple[str, ...]:
+    return tuple(name for name, said in _declared(stage).items() if not said["at_launch"])
+
+
 def choices_of(stage: type) -> dict[str, tuple[int, ...]]:
     """Each tunable's choices by name."""
     return {name: said["choices"] for name, said in _declared(stage).items()}

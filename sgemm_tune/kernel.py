@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 
 from sgemm_tune.arch import PACKED_FFMA, THREADS_PER_BLOCK, WARP, Arch, Feature
 from sgemm_tune.declare import Traits as Traits  # noqa: PLC0414  (stages find all of it here)
-from sgemm_tune.declare import at_launch, checked, choices_of, needs
+from sgemm_tune.declare import at_launch, checked, choices_of, compiled_in, needs
 from sgemm_tune.declare import tune as tune  # noqa: PLC0414
 from sgemm_tune.errors import IllegalConfiguration
 from sgemm_tune.problem import Precision, Problem
@@ -191,8 +191,9 @@ class Kernel:
     @property
     def defines(self) -> tuple[str, ...]:
         """What the compiler is given, sorted: `-DTUNE_BM=128`."""
-        given = {name: value for name, value in self.params.items() if name not in at_launch(type(self))}
-        return tuple(sorted(f"-D{DEFINE_PREFIX}{name}={value}" for name, value in given.items()))
+        return tuple(
+            sorted(f"-D{DEFINE_PREFIX}{name}={getattr(self, name)}" for name in compiled_in(type(self)))
+        )
 
     @property
     def code(self) -> Code:

@@ -13,7 +13,8 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from sgemm_tune.errors import (
     LaunchError,
     OutOfDeviceMemory,
 )
-from sgemm_tune.kernel import Kernel, stage_named, suited
+from sgemm_tune.kernel import Code, Kernel, stage_named, suited
 from sgemm_tune.measure.cases import Case
 from sgemm_tune.measure.cublaslt import CublasLtTime, best_of_cublaslt
 from sgemm_tune.measure.evaluate import compare, evaluate
@@ -399,6 +400,36 @@ class InlinePool:
             future.set_exception(error)
         return future
 
+    def start(self) -> None:
+        """There is nothing to start."""
+
+    def compiled(self, kernels: Iterable[Kernel]) -> AbstractSet[Code]:
+        """None: there is no cache."""
+        return frozenset()
+
+
+class CachingPool(InlinePool):
+    """An inline pool over a cache that is a set, of kernels' code."""
+
+    def __init__(self, script: Script, arch: Arch, cache: set[Code]) -> None:
+        super().__init__(script, arch)
+        self._cache = cache
+
+    def submit(self, kernel: Kernel) -> Future[Binary]:
+        """A future that is done."""
+        known = kernel.code in self._cache
+        done = super().submit(kernel)
+        if done.exception() is not None:
+            return done
+        self._cache.add(kernel.code)
+        future: Future[Binary] = Future()
+        future.set_result(replace(done.result(), cached=known))
+        return future
+
+    def compiled(self, kernels: Iterable[Kernel]) -> set[Code]:
+        """What of it the cache has."""
+        return {kernel.code for kernel in kernels} & self._cache
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -406,6 +437,7 @@ class Bench:
 
     Attributes:
         real: in real processes, with `run_deadline` and `compile_deadline` seconds per candidate.
+        cache: code that is compiled; None: nothing is kept.
     """
 
     root: Path
@@ -416,6 +448,7 @@ class Bench:
     real: bool = False
     run_deadline: float = 30.0
     compile_deadline: float = 30.0
+    cache: set[Code] | None = None
 
     @property
     def yaml(self) -> Path:
@@ -444,6 +477,8 @@ class Bench:
         with contextlib.ExitStack() as stack:
             worker: Any = InlineWorker(self.script, self.info)
             pool: Any = InlinePool(self.script, arch)
+            if self.cache is not None:
+                pool = CachingPool(self.script, arch, self.cache)
             if self.real:
                 worker = stack.enter_context(GpuWorker(opener(self.script), lambda _: self.run_deadline))
                 pool = CompilePool(arch, 2, None, self.compile_deadline, compiler(self.script))

@@ -69,7 +69,8 @@ struct alignas(64) TensorMap {
 };
 
 // Starts to copy the box whose first element is (row, col) of the matrix to shared memory, on a boundary of
-// BOX_ALIGNMENT bytes, its rows close together. `barrier` gets all of its bytes: what lies beyond the matrix comes as zeros.
+// BOX_ALIGNMENT bytes, its rows close together. `barrier` gets all of its bytes: what lies beyond the matrix comes as
+// zeros.
 __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, int row, int col, unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%2, %3}], [%4];"

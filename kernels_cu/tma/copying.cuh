@@ -112,8 +112,8 @@ __device__ __forceinline__ void fetch_tiles(const Product &product, int stages, 
     }
 }
 
-__device__ __forceinline__ void copy_tiles(const Product &product, int stages, const float *A, int lda, const float *B, int ldb,
-                                           const TensorMap &b_map, bool b_mapped) {
+__device__ __forceinline__ void copy_tiles(const Product &product, int stages, const float *A, int lda, const float *B,
+                                           int ldb, const TensorMap &b_map, bool b_mapped) {
     unsigned shared = shared_address(shared_memory);
     int number = threadIdx.x - COMPUTING;
     int a_k = number % A_LANES;                   // this thread's first element in a tile of A

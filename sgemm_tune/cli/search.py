@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sgemm_tune.arch import parse_arch
+from sgemm_tune.arch import Arch, parse_arch
 from sgemm_tune.cli import console
 from sgemm_tune.cli.gpu import probe
 from sgemm_tune.cli.options import (
@@ -27,6 +29,9 @@ from sgemm_tune.cli.options import (
 )
 from sgemm_tune.errors import UnknownName
 from sgemm_tune.kernel import suited
+
+if TYPE_CHECKING:
+    from sgemm_tune.compiler.pool import CompilePool
 
 EXAMPLE = "sgemm-tune search --arch sm_90 --size 4096"
 
@@ -114,19 +119,43 @@ def command(
         configs_dir=configs_dir,
         results_dir=results_dir,
     )
-    found = probe(asked, device)
-    if found.worker is None:
-        from sgemm_tune.cli.planning import run_plan
+    with ExitStack() as kept:
+        compilers = kept.enter_context(_compilers(request, asked)) if asked is not None else None
+        with ThreadPoolExecutor(1) as meanwhile:  # a GPU takes seconds to open, in a process of its own
+            if asked is not None:
+                meanwhile.submit(_list_candidates, request, asked)
+            found = probe(asked, device)
+        if found.worker is not None:
+            from sgemm_tune.cli.searching import run_search
 
-        out = console.console(json_mode=as_json)
-        notice = f"cannot measure: {console.one_line(found.reason)}; planning for {found.arch.name} instead"
-        out.print(notice, markup=False, soft_wrap=True)
-        run_plan(request, found.arch, as_json=as_json)
-        return
-    from sgemm_tune.cli.searching import run_search
+            compilers = compilers or kept.enter_context(_compilers(request, found.arch))
+            kept.enter_context(found.worker)
+            run_search(request, found.arch, found.worker, compilers, as_json=as_json)
+            return
+    from sgemm_tune.cli.planning import run_plan
 
-    with found.worker:
-        run_search(request, found.arch, found.worker, as_json=as_json)
+    out = console.console(json_mode=as_json)
+    notice = f"cannot measure: {console.one_line(found.reason)}; planning for {found.arch.name} instead"
+    out.print(notice, markup=False, soft_wrap=True)
+    run_plan(request, found.arch, as_json=as_json)
+
+
+def _compilers(request: SearchRequest, arch: Arch) -> CompilePool:
+    """Processes that are on their way while the GPU is opened."""
+    from sgemm_tune.compiler.cache import BinaryCache
+    from sgemm_tune.compiler.pool import CompilePool
+
+    pool = CompilePool(arch, request.jobs, BinaryCache())
+    pool.start()
+    return pool
+
+
+def _list_candidates(request: SearchRequest, arch: Arch) -> None:
+    """What searches and plans begin with: both find it done."""
+    from sgemm_tune.search.points import space_of
+
+    for stages in request.asked.values():
+        space_of(tuple(stages), arch)
 
 
 def _check_sampler(name: str | None) -> None:

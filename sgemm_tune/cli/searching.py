@@ -13,13 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from sgemm_tune.arch import Arch
 from sgemm_tune.cli import console
 from sgemm_tune.cli.options import SearchRequest
-from sgemm_tune.compiler.cache import BinaryCache
-from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import Measurement
 from sgemm_tune.measure.protocol import Policy
 from sgemm_tune.measure.worker import GpuWorker
 from sgemm_tune.search.finalists import Finalist
+from sgemm_tune.search.pipeline import Compiles
 from sgemm_tune.search.search import search
 from sgemm_tune.search.types import OnEvent, SearchResult, SearchSettings, Stop
 from sgemm_tune.search.types import Progress as Standing
@@ -27,7 +26,9 @@ from sgemm_tune.search.types import Progress as Standing
 COLUMNS = ("", "configuration", "ms", "TFLOP/s", "of cuBLAS", "error", "bound")
 
 
-def run_search(request: SearchRequest, arch: Arch, worker: GpuWorker, *, as_json: bool) -> None:
+def run_search(
+    request: SearchRequest, arch: Arch, worker: GpuWorker, pool: Compiles, *, as_json: bool
+) -> None:
     """Search every problem of the request and show what was found."""
     defaults = SearchSettings()
     settings = SearchSettings(
@@ -45,7 +46,7 @@ def run_search(request: SearchRequest, arch: Arch, worker: GpuWorker, *, as_json
     out = console.console(json_mode=as_json)
     for line in announced(request, arch):
         out.print(f"{device}: searching {line}", markup=False)
-    with CompilePool(arch, request.jobs, BinaryCache()) as pool, _progress() as on_event:
+    with _progress() as on_event:
         found = search(request.asked, arch, worker, pool, settings=settings, on_event=on_event)
     if as_json:
         results = [document(result) for result in found]

@@ -56,6 +56,10 @@ class BinaryCache:
         meta: dict[str, Any] = json.loads(header)
         return meta, cubin
 
+    def keys(self) -> set[str]:
+        """Of all entries, sound or not."""
+        return {path.stem for path in self.root.glob("??/*.bin")}
+
     def write(self, key: str, meta: dict[str, Any], cubin: bytes) -> bool:
         """Store an entry; False where the directory cannot be written or the disk is full."""
         body = json.dumps(meta).encode() + b"\n" + cubin

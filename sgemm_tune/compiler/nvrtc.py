@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.sources import SourceText, source_text
 from sgemm_tune.errors import CompileError, DeviceUnavailable
-from sgemm_tune.kernel import ENTRY_POINT, Kernel
+from sgemm_tune.kernel import ENTRY_POINT, Code, Kernel
 
 _CACHES_SINCE = (12, 9)
 """The first NVRTC with a cache of its own (its user guide, "Caching"), and the option to do without."""
@@ -103,9 +104,19 @@ def options(target: str, defines: tuple[str, ...]) -> tuple[str, ...]:
 
 def cache_key(kernel: Kernel, arch: Arch) -> str:
     """64 hex digits over everything that the cubin depends on: code, headers, options, compiler."""
-    source = source_text(kernel.source)
-    parts = [source.digest, source.text, *options(arch.target, kernel.defines), nvrtc_version()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return _key(_begun_key(kernel.source, arch), kernel, nvrtc_version())
+
+
+def _begun_key(source: str, arch: Arch) -> Any:
+    """The part of the keys that all configurations of a source share."""
+    text = source_text(source)
+    return hashlib.sha256("\0".join([text.digest, text.text, *options(arch.target, ()), ""]).encode())
+
+
+def _key(begun: Any, kernel: Kernel, version: str) -> str:
+    key = begun.copy()
+    key.update("\0".join([*kernel.defines, version]).encode())
+    return str(key.hexdigest())
 
 
 def cached_binary(kernel: Kernel, arch: Arch, cache: BinaryCache) -> Binary | None:
@@ -116,6 +127,19 @@ def cached_binary(kernel: Kernel, arch: Arch, cache: BinaryCache) -> Binary | No
     """
     stored = cache.read(cache_key(kernel, arch))
     return None if stored is None else Binary(cubin=stored[1], cached=True, **stored[0])
+
+
+def cached_code(kernels: Iterable[Kernel], arch: Arch, cache: BinaryCache) -> set[Code]:
+    """Which of the kernels' code `cache` has. An entry that turns out to be damaged is compiled again.
+
+    Raises:
+        DeviceUnavailable: CuPy or the NVRTC library is missing.
+    """
+    stored = cache.keys()
+    if not stored:
+        return set()
+    begun, version = functools.cache(lambda source: _begun_key(source, arch)), nvrtc_version()
+    return {kernel.code for kernel in kernels if _key(begun(kernel.source), kernel, version) in stored}
 
 
 def compile_kernel(kernel: Kernel, arch: Arch, cache: BinaryCache | None = None) -> Binary:

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from dataclasses import dataclass, field, replace
 from multiprocessing import spawn
@@ -24,8 +24,8 @@ from pebble import ProcessExpired, ProcessPool
 
 from sgemm_tune.arch import Arch
 from sgemm_tune.compiler.cache import BinaryCache
-from sgemm_tune.compiler.nvrtc import Binary, cached_binary, compile_kernel
-from sgemm_tune.errors import CompilerDied, CompileTimeout
+from sgemm_tune.compiler.nvrtc import Binary, cached_binary, cached_code, compile_kernel, nvrtc_version
+from sgemm_tune.errors import CompilerDied, CompileTimeout, DeviceUnavailable
 from sgemm_tune.kernel import Code, Kernel
 
 DEADLINE_S = 60.0
@@ -49,7 +49,7 @@ class _Task:
 
 
 class CompilePool:
-    """Compiles kernels for one architecture in `jobs` processes, which start with the first one needed.
+    """Compiles kernels for one architecture in `jobs` processes, which start when the first one is needed.
 
         with CompilePool(arch, jobs=8, cache=BinaryCache()) as pool:
             futures = [pool.submit(kernel) for kernel in kernels]
@@ -117,6 +117,25 @@ class CompilePool:
                 self._schedule(task)
         return result
 
+    def start(self) -> None:
+        """Start the processes now, so that the first compilation need not wait for them.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this pool is closed")
+            _ = self._pools[-1].active  # which starts it
+
+    def compiled(self, kernels: Iterable[Kernel]) -> set[Code]:
+        """Which of the kernels' code is in the cache.
+
+        Raises:
+            DeviceUnavailable: CuPy or the NVRTC library is missing.
+        """
+        return set() if self._cache is None else cached_code(kernels, self._arch, self._cache)
+
     def close(self, kill: bool = True) -> None:
         """End the processes. Safe to call twice.
 
@@ -143,7 +162,8 @@ class CompilePool:
             return [result for task in self._open.values() for result in task.results]
 
     def _new_pool(self) -> ProcessPool:
-        return ProcessPool(self._jobs, initializer=_start_process, context=_CONTEXT)
+        loads = self._compile_fn is compile_kernel
+        return ProcessPool(self._jobs, initializer=_start_process, initargs=[loads], context=_CONTEXT)
 
     def _schedule(self, task: _Task) -> None:
         if not self._pools[-1].active:  # Pebble gives a pool up when an idle process dies
@@ -233,12 +253,15 @@ def _cause(exitcode: int | None) -> str:
 # ------------------------------------------------------------------------------------ inside a process
 
 
-def _start_process() -> None:
+def _start_process(loads_compiler: bool) -> None:
     # Pebble's own handler waits for Python code to run, which a busy compiler does not let happen
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(os, "nice"):
         os.nice(_NICE)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if loads_compiler:
+        with contextlib.suppress(DeviceUnavailable):  # each compilation will say so
+            nvrtc_version()
 
 
 def _end_with_parent() -> None:

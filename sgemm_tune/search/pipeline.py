@@ -7,8 +7,10 @@ bookkeeping, and for the compiler only where nothing is compiled yet.
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ GPU_QUEUE = 2
 """Requests handed to the GPU's thread: one under way, one waiting."""
 
 _SWITCH_SECONDS = 1e-3
+_GATHER_SECONDS = 0.1
+"""How long what has ended waits for company."""
 
 Ticket = TypeVar("Ticket")
 
@@ -44,8 +48,16 @@ def responsive() -> Iterator[None]:
 class Compiles(Protocol):
     """What is needed of `compiler.pool.CompilePool`."""
 
+    def start(self) -> None:
+        """Get ready to compile."""
+        ...
+
     def submit(self, kernel: Kernel) -> Future[Binary]:
         """Compile in another process; the future raises CompileError."""
+        ...
+
+    def compiled(self, kernels: Iterable[Kernel]) -> AbstractSet[Code]:
+        """Which of their code need not be compiled, as far as is known."""
         ...
 
 
@@ -105,12 +117,18 @@ class Pipeline(Generic[Ticket]):
         codes = {code for _, _, code in self._compiling.values()}
         return len(codes) + len(self._ready) + len(self._running)
 
+    @property
+    def waiting(self) -> int:
+        """As many as the GPU could begin with if it were done with what it is at."""
+        compiled = sum(future.done() for future in self._compiling)
+        return compiled + len(self._ready) + max(0, len(self._running) - 1)
+
     def add(self, ticket: Ticket, kernel: Kernel) -> None:
         """Take a kernel in; its outcome comes from `collect` with the same ticket."""
         self._compiling[self._pool.submit(kernel)] = (ticket, kernel, kernel.code)
 
-    def collect(self, timeout: float) -> list[Done[Ticket]]:
-        """What has ended, waiting up to `timeout` seconds for the first.
+    def collect(self, timeout: float, several: int = 1) -> list[Done[Ticket]]:
+        """What has ended, waiting up to `timeout` seconds for the first, and a moment for `several`.
 
         Raises:
             DeviceUnavailable: the GPU or the compiler cannot be had any more.
@@ -118,6 +136,17 @@ class Pipeline(Generic[Ticket]):
         """
         if self._failure is not None:
             raise self._failure
+        done = self._ended(timeout)
+        until = time.monotonic() + _GATHER_SECONDS
+        while 0 < len(done) < several and len(self) and self._failure is None:
+            if (left := until - time.monotonic()) <= 0:
+                break
+            done += self._ended(left)
+        if self._failure is not None and not done:
+            raise self._failure
+        return done  # what ended well first; a failure is raised by the next call
+
+    def _ended(self, timeout: float) -> list[Done[Ticket]]:
         self._feed()
         under_way: list[Future[Any]] = [*self._compiling, *self._running]
         ended, _ = wait(under_way, timeout, FIRST_COMPLETED)
@@ -138,9 +167,7 @@ class Pipeline(Generic[Ticket]):
                 self._failure = error
         if self._failure is None:
             self._feed()
-        elif not done:
-            raise self._failure
-        return done  # what ended well first; the failure is raised by the next call
+        return done
 
     def finish_running(self, grace: float) -> list[Done[Ticket]]:
         """Let the GPU end what it is at, for up to `grace` seconds; everything behind it is dropped."""

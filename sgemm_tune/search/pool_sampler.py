@@ -118,6 +118,7 @@ class PoolSampler(BaseSampler):  # type: ignore[misc]  # mypy does not follow Op
         ledger: what the study's trials say about them.
         invalid_asks: how many draws were no legal point (none, where a sampler picks from the pool).
         repeated_asks: how many draws were seen before.
+        ready_wanted: how many of the next proposals should rather need no compiling: the GPU waits.
     """
 
     def __init__(self, space: Space, seed: int | None, prior: Sequence[float] | None) -> None:
@@ -125,6 +126,7 @@ class PoolSampler(BaseSampler):  # type: ignore[misc]  # mypy does not follow Op
         self.ledger = Ledger(space)
         self.invalid_asks = 0
         self.repeated_asks = 0
+        self.ready_wanted = 0
         self._prior = prior
         self._search_space = {n: CategoricalDistribution(v) for n, v in space.choices.items()}
         self._seed = _fresh_seed() if seed is None else seed

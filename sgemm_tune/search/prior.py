@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from sgemm_tune.arch import Arch
 from sgemm_tune.kernel import Kernel
@@ -10,6 +12,23 @@ from sgemm_tune.measure.outcome import DeviceInfo
 from sgemm_tune.model.predict import predict
 from sgemm_tune.problem import Problem
 from sgemm_tune.reads import found_once
+
+
+def priors(
+    asked: Mapping[Problem, Sequence[type[Kernel]]], arch: Arch, info: DeviceInfo
+) -> Iterator[tuple[Problem, list[float]]]:
+    """Each problem in turn with its `prior`; that of the next one is found while this one is searched."""
+    with ThreadPoolExecutor(1) as meanwhile:
+
+        def begun(problem: Problem) -> Future[list[float]]:
+            return meanwhile.submit(prior, asked[problem], problem, arch, info)
+
+        upcoming = [begun(problem) for problem in [*asked][:1]]
+        for problem, following in itertools.zip_longest(asked, [*asked][1:]):
+            found = upcoming.pop().result()
+            if following is not None:
+                upcoming.append(begun(following))
+            yield problem, found
 
 
 def prior(stages: Sequence[type[Kernel]], problem: Problem, arch: Arch, info: DeviceInfo) -> list[float]:

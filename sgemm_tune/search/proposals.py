@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sgemm_tune.search.builds import Builds
 from sgemm_tune.search.surrogate import Encoded, Floats, Hyper, Ints, Pool, Posterior, fit_hyper, log_times
 
 Flags = npt.NDArray[np.bool_]
@@ -25,6 +26,8 @@ _FIT_AMONG = 96  # results that lengths and variances are fitted to, at most
 _KEPT = 512  # results that an epoch starts with, at most
 _CUT = 0.7  # results above this quantile are told apart no further
 _CHUNK = 8192  # points predicted at once, to bound memory
+_COMPILING = 2.5  # what a trial costs that must be compiled: 1.1 s on one of 16 cores to 0.03 s of the GPU
+_SLIGHT = 1e-4  # an expected improvement of the log time that is none
 
 
 class SurrogateSearch:
@@ -34,20 +37,26 @@ class SurrogateSearch:
         encoded: the pool.
         prior: a predicted time per point, or None.
         stages: which stage each point is of; None: all are of one.
+        builds: which points are compiled together; None: each alone, so that all cost the same.
     """
 
     def __init__(
-        self, encoded: Encoded, prior: Sequence[float] | None = None, stages: Sequence[str] | None = None
+        self,
+        encoded: Encoded,
+        prior: Sequence[float] | None = None,
+        stages: Sequence[str] | None = None,
+        builds: Builds | None = None,
     ) -> None:
         self._encoded = encoded if prior is None else encoded.with_prior(prior)
         self._prior = None if prior is None else log_times(prior)
         self._stages: Ints = np.unique(stages or [""] * len(encoded.codes), return_inverse=True)[1]
+        self._builds = builds
         self._epoch = -1
         self._posterior: Posterior | None = None
         self._left_out: set[int] = set()
         self._mean: Floats | None = None
         self._mean_of: tuple[Posterior, int] | None = None
-        self._best = 0.0
+        self._best, self._scale = 0.0, 1.0
 
     def propose(
         self,
@@ -55,6 +64,7 @@ class SurrogateSearch:
         under_way: Sequence[int],
         free: Flags,
         chance: Callable[[], np.random.Generator],
+        thrifty: bool = False,
     ) -> int:
         """The place of the next point.
 
@@ -63,6 +73,7 @@ class SurrogateSearch:
             under_way: places whose results are still to come.
             free: shape (points,), which may be proposed; at least one.
             chance: makes the source of chance for this proposal, which most of them do without.
+            thrifty: whether it counts that a point must be compiled.
         """
         waiting = [place for place in under_way if place not in results]
         taken = np.array([*results, *waiting], dtype=np.intp)
@@ -75,7 +86,7 @@ class SurrogateSearch:
         if not len(choices):
             return int(chance().choice(np.flatnonzero(free)))
         if self._mean is None or self._mean_of != (posterior, len(results)):
-            target = _targets(np.array(list(results.values())))
+            target, self._scale = _targets(np.array(list(results.values())))
             told = dict(zip(results, target.tolist(), strict=True))
             given = np.array([told.get(place, math.nan) for place in posterior.points])
             # what is under way changes the variance alone, so the mean stands until there is a new result
@@ -84,7 +95,9 @@ class SurrogateSearch:
         mean = self._mean[choices]
         deviation = np.sqrt(np.maximum(posterior.variance[choices], 1e-12))
         gain = log_expected_improvement(mean, deviation, self._best)
-        return int(posterior.among[choices[int(np.argmax(gain))]])
+        places = posterior.among[choices]
+        best = self._worthiest(gain, places, results, waiting) if thrifty else int(np.argmax(gain))
+        return int(places[best])
 
     def _spread(self, taken: Ints, free: Flags, rng: np.random.Generator) -> int:
         """A point far from those taken; with a prior, every second one is the best predicted so far, and of
@@ -123,6 +136,33 @@ class SurrogateSearch:
         places = np.flatnonzero(free & hopeful & ~tried[self._stages])
         return int(places[np.argmin(self._prior[places])]) if len(places) else None
 
+    def _worthiest(
+        self, gain: Floats, places: Ints, results: Mapping[int, float], waiting: Sequence[int]
+    ) -> int:
+        """Where the greatest expected improvement for its cost is.
+
+        A point costs less where its build is there already, or under way. Beyond `_SLIGHT` improvements are
+        all alike: once nothing much is expected of any point, those come first that cost least, instead of
+        those of which a little less of next to nothing is expected.
+
+        Args:
+            gain: shape (n,), log of the expected improvements.
+            places: shape (n,), the points.
+            results, waiting: what was tried, and what is under way; what failed is not there to be shared.
+        """
+        best = int(np.argmax(gain))
+        if self._builds is None:
+            return best
+        built = self._builds.done.copy()
+        built[self._builds.of[[place for place, time in results.items() if not math.isnan(time)]]] = True
+        built[self._builds.of[waiting]] = True
+        cheap = np.flatnonzero(built[self._builds.of[places]])
+        if not len(cheap):
+            return best
+        best_of_cheap = int(cheap[np.argmax(gain[cheap])])
+        worth = np.logaddexp(gain[[best, best_of_cheap]], math.log(_SLIGHT / self._scale))
+        return best_of_cheap if worth[1] > worth[0] - math.log(_COMPILING) else best
+
     def _updated(self, results: Mapping[int, float], waiting: Sequence[int]) -> Posterior:
         """The posterior with all results and points under way, fitted anew where an epoch begins."""
         epoch = _epoch(len(results))
@@ -142,7 +182,7 @@ class SurrogateSearch:
         """A posterior with all of them; its lengths and what it predicts follow from the first `epoch`."""
         places = np.array([*results, *waiting], dtype=np.intp)
         old, since = places[:epoch], places[epoch:]
-        target = _targets(np.array(list(results.values()))[:epoch])
+        target, _ = _targets(np.array(list(results.values()))[:epoch])
         few = _sample(target, _FIT_AMONG)
         hyper = fit_hyper(self._encoded, old[few], target[few])
         pool = Pool(self._encoded, hyper)
@@ -180,17 +220,17 @@ def _epoch(size: int) -> int:
     return last
 
 
-def _targets(times: Floats) -> Floats:
-    """Standardised log times; the slowest and the failed candidates count as a quantile of the rest.
+def _targets(times: Floats) -> tuple[Floats, float]:
+    """Standardised log times, and the difference of log times that 1 stands for.
 
-    The slowest differ by factors that say nothing about the fastest, yet would take most of the model's
-    attention.
+    The slowest and the failed candidates count as a quantile of the rest: the slowest differ by factors that
+    say nothing about the fastest, yet would take most of the model's attention.
     """
     log = log_times(times)
     good = log[np.isfinite(times)]
     log = np.minimum(log, np.quantile(good, _CUT) if len(good) else 0.0)
-    standard: Floats = (log - log.mean()) / (log.std() or 1.0)
-    return standard
+    scale = float(log.std()) or 1.0
+    return (log - log.mean()) / scale, scale
 
 
 def log_expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:

@@ -20,6 +20,7 @@ from optuna.samplers import TPESampler  # noqa: TID251, TID253
 from optuna.trial import FrozenTrial  # noqa: TID251, TID253
 
 from sgemm_tune.errors import IllegalConfiguration, UnknownName
+from sgemm_tune.search.builds import Builds
 from sgemm_tune.search.pool_sampler import Ledger, PoolSampler, SpaceExhausted, encoding_of
 from sgemm_tune.search.proposals import Flags, SurrogateSearch
 from sgemm_tune.search.space import Point, Space, Value
@@ -34,7 +35,11 @@ _REDRAWS = 20  # draws of Optuna's TPE before the nearest free point is taken
 
 
 def make_sampler(
-    name: str, space: Space, seed: int | None, prior: Sequence[float] | None = None
+    name: str,
+    space: Space,
+    seed: int | None,
+    prior: Sequence[float] | None = None,
+    builds: Builds | None = None,
 ) -> PoolSampler:
     """The sampler of this name.
 
@@ -45,6 +50,8 @@ def make_sampler(
         seed: makes proposals reproducible; None draws one.
         prior: a predicted time per point of `space.points`, lower is better, in any unit. "gp" starts
             from it and learns how far to trust it, "exhaustive" takes it as its order.
+        builds: which points are compiled together, for "gp" to prefer what costs no compiling where it is
+            told to (`PoolSampler.ready_wanted`). None: each alone.
 
     Raises:
         UnknownName: no sampler has this name.
@@ -56,7 +63,9 @@ def make_sampler(
         raise ValueError("a sampler needs a space with at least one point")
     if prior is not None and len(prior) != len(space):
         raise ValueError(f"a prior needs one time per point: {len(prior)} for {len(space)} points")
-    kinds = {"gp": SurrogateSampler, "tpe": PoolTPESampler, "random": UniformSampler}
+    if name == "gp":
+        return SurrogateSampler(space, seed, prior, builds)
+    kinds = {"tpe": PoolTPESampler, "random": UniformSampler}
     return kinds.get(name, ExhaustiveSampler)(space, seed, prior)
 
 
@@ -124,9 +133,11 @@ class SurrogateSampler(PoolSampler):
     Points under way count as if they were to come out as expected, so that asking ahead spreads out.
     """
 
-    def __init__(self, space: Space, seed: int | None, prior: Sequence[float] | None) -> None:
+    def __init__(
+        self, space: Space, seed: int | None, prior: Sequence[float] | None, builds: Builds | None = None
+    ) -> None:
         super().__init__(space, seed, prior)
-        self._search = SurrogateSearch(encoding_of(space), prior, space.stages)
+        self._search = SurrogateSearch(encoding_of(space), prior, space.stages, builds)
         self._results: dict[int, float] = {}
         self._known: dict[int, tuple[int, float]] | None = None  # what they were made of
         self._count = 0  # and how much of it there was
@@ -139,7 +150,9 @@ class SurrogateSampler(PoolSampler):
                 if not math.isnan(time) or place not in self._results:
                     self._results[place] = time
         under_way = list(self.ledger.open.values())
-        return self._search.propose(self._results, under_way, free, lambda: self._rng(trial))
+        thrifty = self.ready_wanted > 0
+        self.ready_wanted -= thrifty
+        return self._search.propose(self._results, under_way, free, lambda: self._rng(trial), thrifty)
 
 
 class PoolTPESampler(PoolSampler):

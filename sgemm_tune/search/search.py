@@ -27,12 +27,13 @@ from sgemm_tune.measure.outcome import Origin
 from sgemm_tune.measure.protocol import Request
 from sgemm_tune.measure.worker import GpuWorker
 from sgemm_tune.problem import Problem
+from sgemm_tune.search.builds import builds_of
 from sgemm_tune.search.finalists import LastRound
 from sgemm_tune.search.interrupts import Interrupts
 from sgemm_tune.search.neighbours import neighbours_best, siblings_best
 from sgemm_tune.search.pipeline import GPU_QUEUE, Compiles, Done, Pipeline, responsive
 from sgemm_tune.search.points import point_of, space_of
-from sgemm_tune.search.prior import prior
+from sgemm_tune.search.prior import priors
 from sgemm_tune.search.samplers import make_sampler
 from sgemm_tune.search.storage import Storage, default_journal, open_storage
 from sgemm_tune.search.study import Candidate, TuningStudy, study_name
@@ -43,7 +44,8 @@ from sgemm_tune.store.results import ResultsFile, Row, row
 _POLL_SECONDS = 0.2
 _FLUSH_SECONDS = 1.0
 _AT_ONCE = 4
-"""Proposals that are made in one go, for one turn at the storage and one look at the results."""
+"""Proposals that are made in one go, for one turn at the storage and one look at the results; outcomes that
+are stored in one go, for one wait for the disk; compiled candidates that should be there for the GPU."""
 _GRACE_SECONDS = 5.0
 """How long a stopped search waits for the trial that the GPU is at."""
 
@@ -83,14 +85,15 @@ def search(
                 f"no stage for {problem.shape} has a legal configuration on {arch.name}: "
                 "see `sgemm-tune stages`"
             )
+    pool.start()  # and then prepare proposals meanwhile
     journal = default_journal(settings.results_dir, arch.name)
     storage = open_storage(settings.storage or journal, settings.results_dir)
     found: list[SearchResult] = []
     fast: dict[Problem, list[Kernel]] = {}
     with Interrupts() as interrupts, responsive():
         means = _Means(arch, worker, pool, settings, storage, interrupts, on_event)
-        for problem, stages in asked.items():
-            search_of_it = _ProblemSearch(problem, stages, means, fast)
+        for problem, expected in priors(asked, arch, worker.info):
+            search_of_it = _ProblemSearch(problem, asked[problem], means, fast, expected)
             found.append(search_of_it.run())
             fast[problem] = search_of_it.fastest()
             if interrupts.asked:
@@ -120,6 +123,7 @@ class _ProblemSearch:
         stages: Sequence[type[Kernel]],
         means: _Means,
         siblings: Mapping[Problem, Sequence[Kernel]],
+        expected: Sequence[float],
     ) -> None:
         arch, worker, pool, settings = means.arch, means.worker, means.pool, means.settings
         self._tally = Tally(problem, settings.timeout)
@@ -139,7 +143,11 @@ class _ProblemSearch:
         )
         space = space_of(tuple(stages), arch)
         sampler = make_sampler(
-            settings.sampler, space, settings.seed, prior(stages, problem, arch, worker.info)
+            settings.sampler,
+            space,
+            settings.seed,
+            expected,
+            builds_of(tuple(stages), arch, pool.compiled),
         )
         name = study_name(stages, space, worker.info, problem, settings.policy.cache)
         best_elsewhere = neighbours_best(settings.configs_dir, arch, worker.info, stages, problem)
@@ -198,7 +206,9 @@ class _ProblemSearch:
             with Pipeline[Candidate](self._pool, self._worker, self._request) as pipeline:
                 jobs = self._settings.jobs
                 # proposals that know more results are better ones: as few ahead as keep all compilers busy
-                return self._feed(pipeline, ahead=jobs + max(_AT_ONCE, jobs // 4) + GPU_QUEUE)
+                # until the next ones are made, and the GPU
+                ahead = jobs + max(_AT_ONCE, jobs // 4) + _AT_ONCE + GPU_QUEUE
+                return self._feed(pipeline, ahead)
         except DeviceUnavailable as error:
             kept = f"{self._tally.done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error
@@ -213,7 +223,7 @@ class _ProblemSearch:
             more = (more or not len(pipeline)) and self._propose(pipeline, ahead)
             if not len(pipeline):
                 return Stop.TRIALS if self._total == self._settings.trials else Stop.EXHAUSTED
-            self._store(pipeline.collect(_POLL_SECONDS), pipeline.compiling)
+            self._store(pipeline.collect(_POLL_SECONDS, _AT_ONCE), pipeline.compiling)
         self._store(pipeline.finish_running(_GRACE_SECONDS), 0)
         return stop
 
@@ -229,7 +239,8 @@ class _ProblemSearch:
         """Fill up with candidates where there is room for several; False where there are no more."""
         while (room := _room(pipeline, ahead)) >= _AT_ONCE:
             with self._keeping_books():
-                candidates = self._study.ask(self._settings.trials, room)
+                ready_wanted = max(0, _AT_ONCE - pipeline.waiting)
+                candidates = self._study.ask(self._settings.trials, room, ready_wanted)
             for candidate in candidates:
                 pipeline.add(candidate, candidate.kernel)
             if len(candidates) < room:

@@ -123,7 +123,7 @@ class TuningStudy:
             self._id = storage.backend.get_study_id_from_name(name)
             self._settle()
 
-    def ask(self, budget: int, count: int = 1) -> list[Candidate]:
+    def ask(self, budget: int, count: int = 1, ready_wanted: int = 0) -> list[Candidate]:
         """Propose configurations that nobody has tried or is trying.
 
         Processes that share the storage take turns, so that no two of them propose the same.
@@ -131,6 +131,7 @@ class TuningStudy:
         Args:
             budget: how many trials the study may have, those under way included.
             count: how many to propose, in one turn.
+            ready_wanted: how many of them should rather need no compiling (`PoolSampler.ready_wanted`).
 
         Returns:
             Fewer where the budget is spent or the space exhausted.
@@ -140,6 +141,7 @@ class TuningStudy:
         """
         with self._storage.explained(), self._storage.alone():
             self._ledger.update(self._study)
+            self._sampler.ready_wanted = ready_wanted
             asked: list[Candidate] = []
             while len(asked) < count and self._has_room(budget):
                 point = self._lost_point() or self._untried_first() or self._sampler.propose(self._study)

@@ -29,8 +29,8 @@ class WarpTile(AsyncKernel):
     LANES_M: int = tune(2, 4, 8, default=4)
     STAGES: int = tune(2, 3, 4, default=3)
     MIN_BLOCKS: int = tune(1, 2)
-    GROUP: int = tune(4, 8, 16, default=8)
-    SPLIT_K: int = tune(1, 2, 3, 4, 6, 8, only=CLUSTERS)
+    GROUP: int = tune(4, 8, 16, default=8, at_launch=True)
+    SPLIT_K: int = tune(1, 2, 3, 4, 5, 6, 8, only=CLUSTERS)
     PACKED: int = tune(0, 1, before=0, only=PACKED_FFMA)
 
     @property
@@ -49,6 +49,8 @@ class WarpTile(AsyncKernel):
             self.TM * self.TN >= 64 or self.BM * self.BN <= 64 * 64,
             "fewer than 64 sums per thread need a float4 for 8 or 11 FFMAs: only for tiles of up to 64 x 64",
         )
+
+    def launch_rules(self) -> Rules:
         yield (
             self.GROUP == 8 or (self.SPLIT_K == 1 and self.BM * self.BN >= 128 * 128),
             "only large tiles that are not split are so many waves that GROUP matters: else it is 8",

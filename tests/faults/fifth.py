@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sgemm_tune.arch import parse_arch
 from sgemm_tune.compiler.nvrtc import Binary
-from sgemm_tune.kernel import Kernel, stage_named
+from sgemm_tune.kernel import Code, Kernel, stage_named
 from sgemm_tune.measure.outcome import Measurement, Outcome, Rejected, Status
 from sgemm_tune.measure.protocol import Policy, Request
 from sgemm_tune.measure.worker import GpuWorker, Opener
@@ -58,6 +59,15 @@ class FaultyFifth:
         if kernel in self.given:
             return self._faulty.submit(kernel_for(self.given[kernel]))
         return self._healthy.submit(kernel)
+
+    def start(self) -> None:
+        """Both pools."""
+        self._healthy.start()
+        self._faulty.start()
+
+    def compiled(self, kernels: Iterable[Kernel]) -> AbstractSet[Code]:
+        """As the healthy pool says."""
+        return self._healthy.compiled(kernels)
 
 
 class ReplacingWorker(GpuWorker):

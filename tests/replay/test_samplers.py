@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna  # noqa: TID251, TID253
@@ -15,7 +16,7 @@ from optuna.trial import TrialState  # noqa: TID251, TID253
 
 from sgemm_tune.errors import IllegalConfiguration, UnknownName
 from sgemm_tune.search.pool_sampler import PoolSampler
-from sgemm_tune.search.proposals import Flags, SurrogateSearch
+from sgemm_tune.search.proposals import SurrogateSearch
 from sgemm_tune.search.samplers import (
     DEFAULT_SAMPLER,
     SAMPLERS,
@@ -174,14 +175,10 @@ def test_the_model_hears_of_points_under_way(monkeypatch: pytest.MonkeyPatch) ->
     propose = SurrogateSearch.propose
 
     def listening(
-        self: SurrogateSearch,
-        results: Mapping[int, float],
-        under_way: Sequence[int],
-        free: Flags,
-        rng: Callable[[], np.random.Generator],
+        self: SurrogateSearch, results: Mapping[int, float], under_way: Sequence[int], *more: Any
     ) -> int:
         heard.append((len(results), list(under_way)))
-        return propose(self, results, under_way, free, rng)
+        return propose(self, results, under_way, *more)
 
     monkeypatch.setattr(SurrogateSearch, "propose", listening)
     space = grid()

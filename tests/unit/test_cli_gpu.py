@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
@@ -13,6 +12,7 @@ import pytest
 from sgemm_tune.arch import ARCHS, Arch
 from sgemm_tune.bench import bench as bench_module
 from sgemm_tune.cli import diagnosis
+from sgemm_tune.cli.options import SearchRequest
 from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
@@ -40,11 +40,13 @@ def play(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
     def compile_it(kernel: Kernel, arch: Arch, cache: BinaryCache | None) -> Binary:
         return fake_compile(script, kernel, arch, cache)
 
+    def compilers(request: SearchRequest, arch: Arch) -> CompilePool:
+        return CompilePool(arch, request.jobs, BinaryCache(), compile_fn=compiler(script))
+
     monkeypatch.setattr("sgemm_tune.cli.gpu.open_worker", open_scripted)
     monkeypatch.setattr("sgemm_tune.cli.bench.open_worker", open_scripted)
     monkeypatch.setattr("sgemm_tune.cli.diagnosis.open_worker", open_scripted)
-    pool = functools.partial(CompilePool, compile_fn=compiler(script))
-    monkeypatch.setattr("sgemm_tune.cli.searching.CompilePool", pool)
+    monkeypatch.setattr("sgemm_tune.cli.search._compilers", compilers)
     monkeypatch.setattr(bench_module, "compile_kernel", compile_it)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import random
 import signal
@@ -23,7 +24,7 @@ from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.pool import CompilePool
 from sgemm_tune.errors import CompileError, CompilerDied, CompileTimeout
-from sgemm_tune.kernel import Kernel, TiledKernel, tune
+from sgemm_tune.kernel import Kernel, TiledKernel, stage_named, tune
 
 SM_90 = ARCHS["sm_90"]
 GOOD, HANG, CRASH, FAIL, STRANGE, WHO = range(6)
@@ -348,6 +349,46 @@ def test_a_cache_hit_needs_no_process(tmp_path: Path, monkeypatch: pytest.Monkey
         assert hit.done()
         assert hit.result() == Binary(b"ELF", 9, 0, 0, "12.9", 1.5, "", cached=True)
         assert not pool.submit(Fake(GOOD, 5)).result(30).cached
+
+
+def test_what_is_compiled_is_what_the_cache_has(tmp_path: Path) -> None:
+    cache, some = BinaryCache(tmp_path), stage_named("tma").legal(SM_90)[:60]
+    with (
+        CompilePool(SM_90, jobs=1, cache=cache) as pool,
+        CompilePool(ARCHS["sm_120"], jobs=1, cache=cache) as other,
+    ):
+        assert pool.compiled(some) == set()
+        cache.write(nvrtc.cache_key(some[0], SM_90), {}, b"ELF")
+        cache.write(nvrtc.cache_key(some[-1], SM_90), {}, b"ELF")
+        assert pool.compiled(some) == {some[0].code, some[-1].code}
+        assert other.compiled(some) == set()
+        alike = [kernel for kernel in some if kernel.code == some[0].code]
+        assert len(alike) > 1
+        assert pool.compiled(alike[1:]) == {some[0].code}, "whatever it is launched with"
+
+
+def test_without_a_cache_nothing_is_compiled(pool: CompilePool) -> None:
+    done = Fake(GOOD, 1)
+    pool.submit(done).result(30)
+    assert pool.compiled([done]) == set()
+
+
+def test_processes_can_be_started_before_they_are_needed() -> None:
+    before = set(multiprocessing.active_children())
+
+    def started() -> set[int | None]:
+        return {child.pid for child in set(multiprocessing.active_children()) - before}
+
+    with CompilePool(SM_90, jobs=2, compile_fn=stand_in) as pool:
+        assert not started()
+        pool.start()
+        end = time.monotonic() + 30
+        while len(started()) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        pids = started()
+        assert set(workers(2, pool)) == pids
+        pool.start()
+        assert set(workers(2, pool)) == pids, "a second time changes nothing"
 
 
 PATHS = [str(Path(__file__).parent), str(Path(nvrtc.__file__).parents[2])]

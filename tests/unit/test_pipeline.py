@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -98,6 +100,22 @@ def test_kernels_of_one_code_count_as_one_until_it_is_compiled(
     assert (pipeline.occupied, pipeline.compiling, len(pipeline)) == (8, 1, 8)
 
 
+def test_what_waits_for_the_gpu_is_compiled_and_not_under_way(
+    pipeline: Pipeline[int], pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline._gpu, "submit", lambda *_: Future())  # a GPU that is slow
+    assert pipeline.waiting == 0
+    for late in range(6):
+        pipeline.add(late, Launched(LATE=late))
+    assert pipeline.waiting == 0, "all of it is in the compiler"
+    pool.compile_all()
+    assert pipeline.waiting == 6, "though nobody has looked yet"
+    pipeline.collect(0.0)
+    assert pipeline.waiting == 5
+    pipeline.add(6, Launched(LATE=6))
+    assert pipeline.waiting == 5
+
+
 def test_what_did_not_compile_occupies_nothing(pipeline: Pipeline[int], pool: HeldPool) -> None:
     for late in range(3):
         pipeline.add(late, Launched(LATE=late))
@@ -106,6 +124,23 @@ def test_what_did_not_compile_occupies_nothing(pipeline: Pipeline[int], pool: He
     done = pipeline.collect(0.0)
     assert [(found.ticket, found.outcome.status) for found in done] == [(i, Status.COMPILE) for i in range(3)]
     assert (pipeline.occupied, len(pipeline)) == (0, 0)
+
+
+@pytest.mark.parametrize(("several", "expected"), [(1, 1), (2, 2), (3, 2)])
+def test_what_has_ended_waits_for_company_but_not_for_long(
+    pipeline: Pipeline[int], pool: HeldPool, several: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgemm_tune.search.pipeline._GATHER_SECONDS", 1.0)
+    for late in range(3):
+        pipeline.add(late, Launched(LATE=late))
+    first, second, _ = (future for _, future in pool.waiting)
+    first.set_exception(CompileError("no", "log"))
+    later = threading.Timer(0.02, second.set_exception, [CompileError("no", "log")])
+    later.start()
+    began = time.monotonic()
+    assert len(pipeline.collect(60.0, several)) == expected
+    assert time.monotonic() - began < 30
+    later.join()
 
 
 @contextmanager
@@ -142,7 +177,7 @@ def test_as_many_codes_wait_for_the_compilers_as_keep_them_busy_and_no_proposals
         bench = Bench(tmp_path, Script(), (stage,))
         (result,) = bench.search(on_event=on_event, trials=200, jobs=jobs, sampler="exhaustive")
     assert result.done == (200 if stage == "launched" else len(kernels_of(stage)))
-    ahead = jobs + max(_AT_ONCE, jobs // 4) + GPU_QUEUE
+    ahead = jobs + max(_AT_ONCE, jobs // 4) + _AT_ONCE + GPU_QUEUE
     kernels = waited[0]
     codes = {kernel.code for kernel in kernels}
     if stage == "launched":

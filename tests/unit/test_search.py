@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -166,6 +167,46 @@ def test_each_problem_is_searched_in_the_stages_that_suit_it(bench: Bench) -> No
     assert (first.stopped, second.stopped, second.done) == (Stop.TRIALS, Stop.EXHAUSTED, len(KERNELS))
     (alone,) = bench.search(trials=40)
     assert alone.study == second.study, "a stage that does not suit the shape is no part of its study"
+
+
+def test_a_shape_knows_what_was_compiled_before_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sgemm_tune.search.samplers import make_sampler
+
+    known: list[int] = []
+
+    def listening(*given: Any) -> Any:
+        *_, builds = given
+        known.append(int(builds.done.sum()))
+        return make_sampler(*given)
+
+    monkeypatch.setattr("sgemm_tune.search.search.make_sampler", listening)
+    cached = replace(bench, cache=set(), problems=(Problem.parse_size(2048), Problem.parse_size(1024)))
+    first, _ = cached.search(trials=6)
+    cached.search(trials=6)
+    assert first.compiled == 6
+    assert known[:2] == [0, 6]
+    assert known[2:] == [len(cached.cache or ())] * 2, "and so does the next command"
+    bench.search(trials=6)
+    assert known[4:] == [0], "another pool, without a cache"
+
+
+def test_the_less_waits_for_the_gpu_the_more_is_asked_for_that_needs_no_compiling(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sgemm_tune.search.study import Candidate, TuningStudy
+
+    wanted: list[int] = []
+    ask = TuningStudy.ask
+
+    def listening(self: TuningStudy, budget: int, count: int, ready_wanted: int) -> list[Candidate]:
+        wanted.append(ready_wanted)
+        return ask(self, budget, count, ready_wanted)
+
+    monkeypatch.setattr(TuningStudy, "ask", listening)
+    slow = replace(bench, script=Script(pause=0.05))
+    slow.search(trials=15, jobs=4)
+    assert wanted[0] > 0, "the GPU has nothing to do"
+    assert 0 in wanted[1:], "the compilers are ahead of it"
 
 
 def test_a_shape_starts_from_the_best_of_its_neighbours(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from sgemm_tune.arch import parse_arch
 from sgemm_tune.kernel import stage_named
 from sgemm_tune.measure.outcome import Outcome, Rejected, Status
 from sgemm_tune.search import journal
+from sgemm_tune.search.builds import builds_of
 from sgemm_tune.search.points import space_of
 from sgemm_tune.search.samplers import make_sampler
 from sgemm_tune.search.storage import open_storage
@@ -163,3 +164,17 @@ def test_outcomes_that_find_no_room_are_told_to_nobody_and_the_study_goes_on_els
     assert [finished.number for finished in another.finished()] == [0]
     lost = {candidate.kernel for candidate in candidates[1:]}
     assert {candidate.kernel for candidate in another.ask(4, 4)} == lost, "they are tried again"
+
+
+@pytest.mark.parametrize("wanted", [0, 5, 12])
+def test_as_many_need_no_compiling_as_are_wanted(path: Path, wanted: int) -> None:
+    """Where the same is expected of all; that of 12 every one needs none by chance is next to impossible."""
+    stages, arch = (stage_named("vectorized"),), parse_arch("sm_90")
+    space = space_of(stages, arch)
+    there = {kernel.code for kernel in stages[0].legal(arch)[::4]}
+    sampler = make_sampler("gp", space, 0, builds=builds_of(stages, arch, lambda _: there))
+    study = TuningStudy(open_storage(path, path.parent), "mine", space, sampler)
+    study.tell([(candidate, measurement(), {}) for candidate in study.ask(20, 20)])
+    ready = [candidate.kernel.code in there for candidate in study.ask(32, 12, wanted)]
+    assert all(ready[:wanted])
+    assert all(ready) == (wanted == 12)

@@ -9,7 +9,6 @@ import json
 import sys
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 from benchmarks import throughput
 from benchmarks.throughput import (
+    AS_PEER,
     EMPTY,
     FILLED,
     ONE_STAGE,
@@ -29,24 +29,25 @@ from benchmarks.throughput import (
     WatchedPool,
     document,
     figures,
+    launchable,
     main,
     measure,
     peer_arguments,
     peer_params,
+    peer_source,
     run_peer,
     shown,
     takes_more,
     within_peer_limit,
 )
 from sgemm_tune.arch import Arch, parse_arch
-from sgemm_tune.compiler.nvrtc import Binary
 from sgemm_tune.compiler.sources import source_text
-from sgemm_tune.kernel import Code, Kernel, ladder, stage_named, tune
+from sgemm_tune.kernel import Code, ladder, stage_named, tune
 from sgemm_tune.measure.outcome import Accuracy, Measurement, Outcome, Rejected, Status
 from sgemm_tune.problem import Precision, Problem
 from sgemm_tune.search.finalists import Verdict
 from sgemm_tune.search.types import SearchResult, Stop
-from tests.fakes import INFO, InlinePool, InlineWorker, Script, kernels_of
+from tests.fakes import INFO, CachingPool, InlineWorker, Script, kernels_of
 
 SM_90 = parse_arch("sm_90")
 FP32 = [stage for stage in ladder() if stage.precision is Precision.FP32]
@@ -54,25 +55,6 @@ LEGAL = sum(len(stage.legal(SM_90)) for stage in FP32 if stage.name() != "skinny
 MEASURED = Measurement(1.0, 1.0, 1.0, 10, 2.0, 2.0, Accuracy(0.0, 1.0, 0.0, 0.0))
 TRIALS = 12
 ABSENT = Peer(space=1, left_out=0, why="not installed")
-
-
-class CachingPool(InlinePool):
-    """An inline pool over a cache that is a set, of kernels' code."""
-
-    def __init__(self, script: Script, arch: Arch, cache: set[Code]) -> None:
-        super().__init__(script, arch)
-        self._cache = cache
-
-    def submit(self, kernel: Kernel) -> Future[Binary]:
-        """A future that is done."""
-        known = kernel.code in self._cache
-        done = super().submit(kernel)
-        if done.exception() is not None:
-            return done
-        self._cache.add(kernel.code)
-        future: Future[Binary] = Future()
-        future.set_result(replace(done.result(), cached=known))
-        return future
 
 
 def result(**changed: Any) -> SearchResult:
@@ -172,10 +154,12 @@ def found(seen: list[PeerJob]) -> dict[str, Any]:
     return measured(request_of(), peer=peer)
 
 
-def test_three_searches_of_the_same_budget(found: dict[str, Any]) -> None:
-    assert [run["name"] for run in found["runs"]] == [EMPTY, FILLED, ONE_STAGE]
-    assert [run["trials"] for run in found["runs"]] == [TRIALS] * 3
-    assert [run["legal"] for run in found["runs"]] == [LEGAL, LEGAL, len(kernels_of("vectorized"))]
+def test_four_searches_of_the_same_budget(found: dict[str, Any]) -> None:
+    assert [run["name"] for run in found["runs"]] == [EMPTY, FILLED, ONE_STAGE, AS_PEER]
+    assert [run["trials"] for run in found["runs"]] == [TRIALS] * 4
+    of_stage = kernels_of("vectorized")
+    legal = [LEGAL, LEGAL, len(of_stage), len(within_peer_limit(of_stage))]
+    assert [run["legal"] for run in found["runs"]] == legal
     assert all(run["best"] for run in found["runs"])
     for run in found["runs"]:
         assert run["validated_per_second"] == pytest.approx(run["validated"] / run["seconds"])
@@ -184,10 +168,10 @@ def test_three_searches_of_the_same_budget(found: dict[str, Any]) -> None:
 
 
 def test_the_second_search_compiles_nothing_and_the_third_everything(found: dict[str, Any]) -> None:
-    first, second, third = found["runs"]
+    first, second, third, fourth = found["runs"]
     assert (first["compiled"], first["cached"]) == (TRIALS, 0)
     assert (second["compiled"], second["cached"]) == (0, TRIALS)
-    assert (third["compiled"], third["cached"]) == (TRIALS, 0)
+    assert (third["compiled"], third["cached"]) == (fourth["compiled"], fourth["cached"]) == (TRIALS, 0)
     assert (found["second_compiled"], found["second_recompiled"]) == (0, 0)
 
 
@@ -204,7 +188,7 @@ def test_the_table_names_the_device_and_has_a_row_for_each_search(found: dict[st
     assert lines[0].startswith("NVIDIA H200, 132 SMs, 256x256x256, 2 compiler processes")
     rows = [line for line in lines if line.startswith("| ")]
     names = [row.split(" | ", maxsplit=1)[0] for row in rows]
-    assert names == [f"| {name}" for name in ("search", EMPTY, FILLED, ONE_STAGE)]
+    assert names == [f"| {name}" for name in ("search", EMPTY, FILLED, ONE_STAGE, AS_PEER)]
     assert len({row.count("|") for row in rows}) == 1
     assert lines[-1] == "Kernel Tuner did not run: not installed."
 
@@ -225,11 +209,11 @@ def test_what_was_compiled_is_told_by_code() -> None:
         watched = WatchedPool(pool)
         assert not watched.submit(first).result().cached
         assert watched.submit(second).result().cached
-        runs.append(watched.compiled)
+        runs.append(watched.new)
     assert runs == [{one.code}, {one.code}]
     watched = WatchedPool(CachingPool(Script({str(one): "does_not_compile"}), SM_90, set()))
     assert watched.submit(one).exception() is not None
-    assert watched.compiled == {one.code}
+    assert watched.new == {one.code}
 
 
 def test_a_cache_that_forgets_shows() -> None:
@@ -249,19 +233,36 @@ def test_failures_are_counted_by_status_and_a_smaller_space_is_searched_as_a_who
 # ------------------------------------------------------------------------------------------ Kernel Tuner
 
 
-def document_of(peer: Peer) -> dict[str, Any]:
-    """Three runs of 0.1, 0.2 and 0.3 validated configurations a second beside `peer`."""
-    runs = [figures("some", 99, result(), [MEASURED] * number, elapsed=14.0) for number in (1, 2, 3)]
-    return document(request_of(), INFO, runs, 0, peer)
+def document_of(peer: Peer, runs: int = 4) -> dict[str, Any]:
+    """Runs of 0.1, 0.2, 0.3 and 0.4 validated configurations a second beside `peer`."""
+    searched = [figures("some", 99, result(), [MEASURED] * n, elapsed=14.0) for n in range(1, runs + 1)]
+    return document(request_of(), INFO, searched, 0, peer)
 
 
-def test_the_ratio_is_that_of_the_third_search() -> None:
+def test_the_ratios_are_those_of_the_third_and_fourth_search() -> None:
     timed = Peer(space=9, left_out=2, version="1.5.0", timed=1, failed=1, seconds=20.0, timed_per_second=0.05)
     found = document_of(timed)
-    assert found["ratio"] == pytest.approx(6.0)
+    assert (found["ratio"], found["ratio_same_job"]) == pytest.approx((6.0, 8.0))
     text = "\n".join(shown(found))
     assert "1 of 9 configurations timed, 1 failed, in 20.0 s: 0.05 / s (2 legal ones above 48 KiB" in text
     assert "The search of vectorized alone is 6.0 times as fast." in text
+    assert "Drawing at random from the same, it is 8.0 times as fast." in text
+
+
+def test_a_stage_that_kernel_tuner_cannot_launch_has_no_fourth_search() -> None:
+    timed = Peer(space=0, left_out=2, version="1.5.0", timed=1, failed=0, seconds=20.0, timed_per_second=0.05)
+    found = document_of(timed, runs=3)
+    assert (found["ratio"], found["ratio_same_job"]) == (pytest.approx(6.0), None)
+    assert "at random" not in "\n".join(shown(found))
+
+
+def test_the_fourth_search_has_what_kernel_tuner_can_launch() -> None:
+    stage = stage_named("warp_tile")
+    fit = launchable(stage).legal(SM_90)
+    assert [kernel.params for kernel in fit] == [
+        kernel.params for kernel in within_peer_limit(stage.legal(SM_90))
+    ]
+    assert {kernel.name() for kernel in fit} == {"warp_tile"}
 
 
 @pytest.mark.parametrize("timed", [None, 0, 5])
@@ -271,7 +272,7 @@ def test_a_kernel_tuner_that_did_not_get_to_its_end_gives_no_ratio(timed: int | 
         9, 2, version="1.5.0", timed=timed, failed=0, seconds=2.0, timed_per_second=rate, why="it broke"
     )
     found = document_of(ended)
-    assert found["ratio"] is None
+    assert (found["ratio"], found["ratio_same_job"]) == (None, None)
     text = "\n".join(shown(found))
     assert "it broke" in text
     assert "times as fast" not in text
@@ -289,7 +290,9 @@ def test_kernel_tuner_launches_what_a_search_launches(stage: str, problem: Probl
         assert space.grid(params) == (kernel.grid(problem), 1, 1)
         assert space.smem_bytes(params) == kernel.smem_bytes
         assert params.pop("block_size_x") == kernel.threads
-        assert tuple(sorted(f"-D{name}={value}" for name, value in params.items())) == kernel.defines
+        given = {f"-D{name}={value}" for name, value in params.items()}
+        assert given >= set(kernel.defines)
+        assert len(given) == len(kernel.params), "what a search gives at the launch is defined as well"
 
 
 def test_kernel_tuner_chooses_from_exactly_the_legal_configurations() -> None:
@@ -313,7 +316,7 @@ def test_what_kernel_tuner_cannot_launch_is_left_out() -> None:
 
 def test_the_arguments_are_those_of_the_signature() -> None:
     problem = Problem(4, 5, 6, alpha=0.5, beta=0.25, lda=7, ldb=9, ldc=8)
-    text = source_text(stage_named("warp_tile").source).text
+    text = peer_source(stage_named("warp_tile"))
     signature = text.split("sgemm(int M", 1)[1].split(")", 1)[0]
     kinds = [word.split()[0] if "*" not in word else "pointer" for word in f"int M{signature}".split(",")]
     given = peer_arguments(problem, 0)
@@ -324,6 +327,50 @@ def test_the_arguments_are_those_of_the_signature() -> None:
     arrays = [value for value in given if isinstance(value, np.ndarray)]
     assert [array.size for array in arrays] == [4 * 7, 6 * 9, 4 * 8]
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+
+
+def test_what_a_search_gives_at_the_launch_is_a_constant_of_kernel_tuners_source() -> None:
+    stage = stage_named("warp_tile")
+    before, after = source_text(stage.source).text, peer_source(stage)
+    assert before.count("int group") == 1
+    assert "int ldc, int group) {\n" in before
+    assert after == before.replace(
+        "int ldc, int group) {\n", "int ldc) {\n    constexpr int group = TUNE_GROUP;\n"
+    )
+
+
+def test_several_launch_arguments_become_constants_in_their_order() -> None:
+    """The source takes more of its own before them, which is no matter here."""
+    after = peer_source(stage_named("tma"))
+    signature = after.split("\nsgemm(", 1)[1].split(")", 1)[0]
+    assert "int stages" not in signature
+    assert "int stream_k" not in signature
+    constants = "    constexpr int stages = TUNE_STAGES;\n    constexpr int stream_k = TUNE_STREAM_K;\n"
+    assert after.split("\nsgemm(", 1)[1].split(") {\n", 1)[1].startswith(constants)
+
+
+@pytest.mark.parametrize("stage", ["naive", "vectorized", "async_copy"])
+def test_a_source_without_launch_arguments_is_given_as_it_is(stage: str) -> None:
+    assert peer_source(stage_named(stage)) == source_text(stage_named(stage).source).text
+
+
+def test_a_source_that_does_not_take_its_launch_arguments_last_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Launched(stage_named("vectorized")):  # type: ignore[misc]
+        """With a tunable that its source knows nothing of."""
+
+        LATE: int = tune(0, 1, at_launch=True)
+
+    @dataclass(frozen=True)
+    class Longer(stage_named("warp_tile")):  # type: ignore[misc]
+        """With one more than its source takes."""
+
+        LATE: int = tune(0, 1, at_launch=True)
+
+    with pytest.raises(ValueError, match=r"vectorized\.cu: sgemm should end in late"):
+        peer_source(Launched)
+    with pytest.raises(ValueError, match=r"warp_tile\.cu: sgemm should end in group, late"):
+        peer_source(Longer)
 
 
 @pytest.fixture
@@ -342,11 +389,12 @@ def install(
     monkeypatch.setattr("importlib.metadata.version", lambda _: "1.5.0")
 
 
+@pytest.mark.parametrize("stage", ["double_buffer", "warp_tile"])
 def test_kernel_tuner_is_asked_for_the_stage_and_its_timed_configurations_are_counted(
-    monkeypatch: pytest.MonkeyPatch, job: PeerJob
+    monkeypatch: pytest.MonkeyPatch, job: PeerJob, stage: str
 ) -> None:
     asked: dict[str, Any] = {}
-    kernels = within_peer_limit(kernels_of("double_buffer"))
+    kernels = within_peer_limit(kernels_of(stage))
 
     def tune_kernel(
         name: str, source: str, grid: Any, arguments: Any, space: Any, **options: Any
@@ -367,16 +415,16 @@ def test_kernel_tuner_is_asked_for_the_stage_and_its_timed_configurations_are_co
         return results, {}
 
     install(monkeypatch, tune_kernel)
-    found = throughput._tune(job)
+    found = throughput._tune(replace(job, stage=stage))
     assert (found.timed, found.failed, found.why, found.version) == (6, 1, "", "1.5.0")
     assert found.best_ms == pytest.approx(1.4)
-    assert (found.space, found.space + found.left_out) == (len(kernels), len(kernels_of("double_buffer")))
+    assert (found.space, found.space + found.left_out) == (len(kernels), len(kernels_of(stage)))
     assert found.seconds is not None
     assert found.timed_per_second == pytest.approx(6 / found.seconds)
     assert found.startup_seconds is not None
     assert 0 <= found.startup_seconds <= found.seconds
     assert asked["name"] == "sgemm"
-    assert asked["source"] == source_text(stage_named("double_buffer").source).text
+    assert asked["source"] == peer_source(stage_named(stage))
     assert asked["lang"] == "CUPY"
     assert asked["strategy_options"] == {"fraction": 1.0, "time_limit": 5.0}
     assert {"answer", "verify", "iterations", "cache"}.isdisjoint(asked)
@@ -411,13 +459,6 @@ def test_a_kernel_tuner_that_is_not_installed_is_said_to_be(
 def test_a_stage_that_takes_more_than_matrices_is_none_for_kernel_tuner(
     monkeypatch: pytest.MonkeyPatch, job: PeerJob
 ) -> None:
-    @dataclass(frozen=True)
-    class Launched(stage_named("vectorized")):  # type: ignore[misc]
-        """With a tunable that is a launch argument."""
-
-        LATE: int = tune(0, 1, at_launch=True)
-
-    assert takes_more(Launched())
     assert [stage.name() for stage in FP32 if takes_more(stage())] == ["tma", "skinny"]
     install(monkeypatch, lambda *_, **__: pytest.fail("it was run"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
