@@ -5,30 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from sgemm_tune import declare
 from sgemm_tune.arch import Arch
 from sgemm_tune.kernel import Code, Kernel
-
-Ints = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True, eq=False)
-class Builds:
-    """What the points of a space are compiled to; points that differ only at the launch share a build.
-
-    Attributes:
-        of: shape (points,); the number of each point's build.
-        done: shape (builds,); those that were there before the search.
-    """
-
-    of: Ints
-    done: npt.NDArray[np.bool_]
+from sgemm_tune.search.proposals import Builds
+from sgemm_tune.search.surrogate import Ints
 
 
 def builds_of(

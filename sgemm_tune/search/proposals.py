@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from sgemm_tune.search.builds import Builds
 from sgemm_tune.search.surrogate import Encoded, Floats, Hyper, Ints, Pool, Posterior, fit_hyper, log_times
 
 Flags = npt.NDArray[np.bool_]
@@ -28,6 +28,19 @@ _CUT = 0.7  # results above this quantile are told apart no further
 _CHUNK = 8192  # points predicted at once, to bound memory
 _COMPILING = 2.5  # what a trial costs that must be compiled: 1.1 s on one of 16 cores to 0.03 s of the GPU
 _SLIGHT = 1e-4  # an expected improvement of the log time that is none
+
+
+@dataclass(frozen=True, eq=False)
+class Builds:
+    """What the points of a space are compiled to; points that differ only at the launch share a build.
+
+    Attributes:
+        of: shape (points,); the number of each point's build.
+        done: shape (builds,); those that were there before the search.
+    """
+
+    of: Ints
+    done: Flags
 
 
 class SurrogateSearch:

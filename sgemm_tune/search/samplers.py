@@ -20,9 +20,8 @@ from optuna.samplers import TPESampler  # noqa: TID251, TID253
 from optuna.trial import FrozenTrial  # noqa: TID251, TID253
 
 from sgemm_tune.errors import IllegalConfiguration, UnknownName
-from sgemm_tune.search.builds import Builds
 from sgemm_tune.search.pool_sampler import Ledger, PoolSampler, SpaceExhausted, encoding_of
-from sgemm_tune.search.proposals import Flags, SurrogateSearch
+from sgemm_tune.search.proposals import Builds, Flags, SurrogateSearch
 from sgemm_tune.search.space import Point, Space, Value
 from sgemm_tune.search.surrogate import ABSENT, log_times
 

@@ -15,8 +15,7 @@ import optuna  # noqa: TID251, TID253
 import pytest
 
 from sgemm_tune.search import proposals
-from sgemm_tune.search.builds import Builds
-from sgemm_tune.search.proposals import SurrogateSearch
+from sgemm_tune.search.proposals import Builds, SurrogateSearch
 from sgemm_tune.search.samplers import make_sampler, suggest
 from sgemm_tune.search.space import Space
 from sgemm_tune.search.surrogate import encode
