@@ -299,7 +299,7 @@ def launchable(stage: type[Kernel]) -> type[Kernel]:
     class Launchable(stage):  # type: ignore[misc,valid-type]
         def _limits(self, arch: Arch) -> Rules:
             yield from super()._limits(arch)
-            yield self.smem_bytes <= PEER_SMEM_BYTES, "Kernel Tuner launches with 48 KiB at most"
+            yield bool(within_peer_limit([self])), "Kernel Tuner launches with 48 KiB at most"
 
     return Launchable
 
@@ -540,13 +540,15 @@ def measure(
         (EMPTY, every, "all", request.sampler),
         (FILLED, every, "all", request.sampler),
         (ONE_STAGE, (request.stage,), "one", request.sampler),
-        (AS_PEER, (launchable(request.stage),), "peer", "random"),
     ]
     runs: list[Run] = []
     compiled: list[set[Code]] = []
     with worker() as gpu:
         info = gpu.info
     arch = parse_arch(info.arch)
+    alike = launchable(request.stage)
+    if alike.legal(arch):
+        parts.append((AS_PEER, (alike,), "peer", "random"))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for number, (name, stages, cache, sampler) in enumerate(parts):
@@ -560,8 +562,6 @@ def measure(
                 configs_dir=root / str(number) / "configs",
                 results_dir=root / str(number) / "results",
             )
-            if not any(stage.legal(arch) for stage in stages):
-                continue
             with pool(arch, request.jobs, root / f"{cache}-cubins") as compiler:
                 compiler.start()  # as the command does: while the GPU is opened
                 with worker() as gpu:

@@ -23,11 +23,10 @@ def priors(
         def begun(problem: Problem) -> Future[list[float]]:
             return meanwhile.submit(prior, asked[problem], problem, arch, info)
 
-        upcoming = [begun(problem) for problem in [*asked][:1]]
+        upcoming: Future[list[float]] | None = None
         for problem, following in itertools.zip_longest(asked, [*asked][1:]):
-            found = upcoming.pop().result()
-            if following is not None:
-                upcoming.append(begun(following))
+            found = (upcoming or begun(problem)).result()
+            upcoming = begun(following) if following is not None else None
             yield problem, found
 
 

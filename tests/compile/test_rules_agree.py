@@ -26,9 +26,8 @@ LEGAL, ILLEGAL = 6, 14
 
 def _compiled(stage: type[Kernel]) -> dict[str, tuple[int, ...]]:
     """The choices of the tunables that the compiler is given; no static_assert sees the others."""
-    return {
-        name: choices for name, choices in stage.tunables().items() if name not in declare.at_launch(stage)
-    }
+    choices = stage.tunables()
+    return {name: choices[name] for name in declare.compiled_in(stage)}
 
 
 def _cross_product(stage: type[Kernel]) -> list[Kernel]:

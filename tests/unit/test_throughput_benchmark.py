@@ -42,6 +42,7 @@ from benchmarks.throughput import (
 )
 from sgemm_tune.arch import Arch, parse_arch
 from sgemm_tune.compiler.sources import source_text
+from sgemm_tune.errors import UsageError
 from sgemm_tune.kernel import Code, ladder, stage_named, tune
 from sgemm_tune.measure.outcome import Accuracy, Measurement, Outcome, Rejected, Status
 from sgemm_tune.problem import Precision, Problem
@@ -214,6 +215,17 @@ def test_what_was_compiled_is_told_by_code() -> None:
     watched = WatchedPool(CachingPool(Script({str(one): "does_not_compile"}), SM_90, set()))
     assert watched.submit(one).exception() is not None
     assert watched.new == {one.code}
+
+
+def test_a_stage_that_the_gpu_cannot_run_is_said_to_be() -> None:
+    def pool(arch: Arch, _: int, __: Path) -> contextlib.AbstractContextManager[CachingPool]:
+        return contextlib.nullcontext(CachingPool(Script(), arch, set()))
+
+    def worker() -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext(InlineWorker(Script(), replace(INFO, arch="sm_86")))
+
+    with pytest.raises(UsageError, match="no stage for 256x256x256 has a legal configuration on sm_86"):
+        measure(request_of("tma"), worker=worker, pool=pool, peer=lambda _: ABSENT)
 
 
 def test_a_cache_that_forgets_shows() -> None:
