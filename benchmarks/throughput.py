@@ -76,6 +76,7 @@ PEER_SMEM_BYTES = 48 * KIB
 """Kernel Tuner's CuPy backend never raises a kernel's limit, and a refused launch ends its whole run."""
 PEER_GRACE_SECONDS = 120.0
 """What its start and its last configuration may take beyond its time limit before it is given up."""
+_UUID_BYTES = 16
 BLOCK_SIZE = "block_size_x"
 """Kernel Tuner takes the threads of a block from a tunable of this name."""
 
@@ -445,6 +446,7 @@ def _tune(job: PeerJob) -> Peer:
 
     arguments = peer_arguments(job.problem, job.seed)
     _make_context()
+    _mend_uuids()
     np.random.seed(job.seed)  # what Kernel Tuner draws from: it has an option for a seed, and ignores it
     why, failed = "", 0
     started = time.perf_counter()
@@ -489,6 +491,19 @@ def _tune(job: PeerJob) -> Peer:
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _mend_uuids() -> None:
+    """CuPy ends a GPU's UUID where it has a byte of 0, and Kernel Tuner then fails: one GPU in sixteen."""
+    from cupy.cuda import runtime  # noqa: TID251
+
+    genuine = runtime.getDeviceProperties
+
+    def mended(device: int) -> dict[str, Any]:
+        properties = genuine(device)
+        return {**properties, "uuid": properties["uuid"].ljust(_UUID_BYTES, b"\0")}
+
+    runtime.getDeviceProperties = mended
 
 
 def _make_context() -> None:

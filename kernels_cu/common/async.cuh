@@ -16,13 +16,17 @@ __device__ __forceinline__ float *shared_pointer(unsigned address) {
 __device__ __forceinline__ void copy_float(unsigned to, const float *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from) : "memory");
 }
-// A zero where the float does not exist; `from` is then not read and may lie anywhere.
+// Zeros where what is to be copied does not exist; `from` is then not read and may lie anywhere.
 __device__ __forceinline__ void copy_float_if(bool exists, unsigned to, const float *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                  : : "r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
 }
 __device__ __forceinline__ void copy_vector(unsigned to, const float *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_vector_if(bool exists, unsigned to, const float *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 : : "r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 }
 
 // Makes the compiler take an address as it stands. In loops it else derives all addresses from one, anew at each use:

@@ -59,18 +59,13 @@ struct AsyncTileOfA {
     }
 
     // A window of which only k_left > 0 entries of K exist. The others become zeros (in A and B alike: 0 * 0,
-    // never 0 * Inf), by ordinary stores.
+    // never 0 * Inf).
     __device__ __forceinline__ void copy_checked(unsigned place, int k_left) const {
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass)
 #pragma unroll
-            for (int i = 0; i < BK; i += A_LANES) {
-                unsigned target = place + FLOAT_BYTES * (i * STRIDE + pass * ROW_STEP);
-                if (k + i < k_left)
-                    copy_float(target, from[pass] + i);
-                else
-                    *shared_pointer(target) = 0.0f;
-            }
+            for (int i = 0; i < BK; i += A_LANES)
+                copy_float_if(k + i < k_left, place + FLOAT_BYTES * (i * STRIDE + pass * ROW_STEP), from[pass] + i);
     }
 
     __device__ __forceinline__ void advance() {
@@ -147,13 +142,8 @@ struct AsyncTileOfB {
             return;
         }
 #pragma unroll
-        for (int pass = 0; pass < PASSES; ++pass) {
-            unsigned target = place + FLOAT_BYTES * pass * ROW_STEP * BN;
-            if (row + pass * ROW_STEP < k_left)
-                copy_vector(target, from[pass]);
-            else
-                *reinterpret_cast<float4 *>(shared_pointer(target)) = float4{};
-        }
+        for (int pass = 0; pass < PASSES; ++pass)
+            copy_vector_if(row + pass * ROW_STEP < k_left, place + FLOAT_BYTES * pass * ROW_STEP * BN, from[pass]);
     }
 
     __device__ __forceinline__ void advance() {

@@ -28,7 +28,7 @@ GPU_QUEUE = 2
 """Requests handed to the GPU's thread: one under way, one waiting."""
 
 _SWITCH_SECONDS = 1e-3
-_GATHER_SECONDS = 0.1
+_GATHER_SECONDS = 0.15
 """How long what has ended waits for company."""
 
 Ticket = TypeVar("Ticket")

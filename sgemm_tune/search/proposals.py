@@ -25,7 +25,7 @@ _FOCUS = 768  # points that are predicted for each proposal; the most promising 
 _FIT_AMONG = 96  # results that lengths and variances are fitted to, at most
 _KEPT = 512  # results that an epoch starts with, at most
 _CUT = 0.7  # results above this quantile are told apart no further
-_CHUNK = 8192  # points predicted at once, to bound memory
+_CHUNK = 2048  # points predicted at once: what is computed of them stays in the cache
 _COMPILING = 2.5  # what a trial costs that must be compiled: 1.1 s on one of 16 cores to 0.03 s of the GPU
 _SLIGHT = 1e-4  # an expected improvement of the log time that is none
 
@@ -63,6 +63,10 @@ class SurrogateSearch:
         self._encoded = encoded if prior is None else encoded.with_prior(prior)
         self._prior = None if prior is None else log_times(prior)
         self._stages: Ints = np.unique(stages or [""] * len(encoded.codes), return_inverse=True)[1]
+        self._hopeful, self._rivals = np.arange(0), np.arange(0)  # points and stages that have a chance
+        if self._prior is not None:
+            self._hopeful = np.flatnonzero(self._prior <= self._prior.min() + _HOPELESS)
+            self._rivals = np.unique(self._stages[self._hopeful])
         self._builds = builds
         self._epoch = -1
         self._posterior: Posterior | None = None
@@ -143,10 +147,10 @@ class SurrogateSearch:
         """
         if self._prior is None:
             return None
-        tried = np.zeros(self._stages.max() + 1, dtype=np.bool_)
-        tried[self._stages[taken]] = True
-        hopeful = self._prior <= self._prior.min() + _HOPELESS
-        places = np.flatnonzero(free & hopeful & ~tried[self._stages])
+        left = np.setdiff1d(self._rivals, self._stages[taken])
+        if not len(left):
+            return None
+        places = self._hopeful[free[self._hopeful] & np.isin(self._stages[self._hopeful], left)]
         return int(places[np.argmin(self._prior[places])]) if len(places) else None
 
     def _worthiest(

@@ -43,7 +43,7 @@ from sgemm_tune.store.results import ResultsFile, Row, row
 
 _POLL_SECONDS = 0.2
 _FLUSH_SECONDS = 1.0
-_AT_ONCE = 4
+_AT_ONCE = 5
 """Proposals that are made in one go, for one turn at the storage and one look at the results; outcomes that
 are stored in one go, for one wait for the disk; compiled candidates that should be there for the GPU."""
 _GRACE_SECONDS = 5.0
@@ -261,7 +261,7 @@ class _ProblemSearch:
             self._study.tell(told)
             self._rows += [found for _, _, found in told]
             if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-                self._flush_rows()
+                self._flush_rows(durably=False)
         for done in ended:
             last = (done.ticket.kernel, done.outcome)
             self._compiled += done.binary is None or not done.binary.cached
@@ -280,9 +280,9 @@ class _ProblemSearch:
             binary=done.binary,
         )
 
-    def _flush_rows(self) -> None:
-        """Write the rows to the table that it lacks; until then, the study could restore them."""
-        self._table.append(self._rows)
+    def _flush_rows(self, durably: bool = True) -> None:
+        """Write the rows to the table that it lacks; while they are not on the disk, the study has them."""
+        self._table.append(self._rows, durably=durably)
         self._rows.clear()
         self._flushed = time.monotonic()
 

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -44,6 +45,16 @@ def test_small_sizes_do_not_measure_launches(device: GpuDevice) -> None:
         for size in (256, 512)
     ]
     assert times[1] > 1.2 * times[0]
+
+
+def test_waiting_for_the_gpu_leaves_the_core_to_others(device: GpuDevice) -> None:
+    problem = Problem.parse_size(8192)
+    device.time([None], problem, Precision.FP32, Policy(), 3)  # operands are made, cuBLAS is loaded
+    wall, busy = time.perf_counter(), time.process_time()
+    timing = device.time([None], problem, Precision.FP32, Policy(), 30)
+    wall, busy = time.perf_counter() - wall, time.process_time() - busy
+    assert wall > 30e-3 * timing.runs[0].median * 0.9
+    assert busy < 0.3 * wall
 
 
 def test_measured_fully_and_below_the_peak(device: GpuDevice, arch: Arch) -> None:

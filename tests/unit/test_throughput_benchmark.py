@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -398,6 +399,7 @@ def install(
     module.tune_kernel = tune_kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kernel_tuner", module)
     monkeypatch.setattr(throughput, "_make_context", lambda: None)
+    monkeypatch.setattr(throughput, "_mend_uuids", lambda: None)
     monkeypatch.setattr("importlib.metadata.version", lambda _: "1.5.0")
 
 
@@ -456,6 +458,21 @@ def test_a_kernel_tuner_that_breaks_off_says_why_and_what_it_had_timed(
     install(monkeypatch, tune_kernel)
     found = throughput._tune(job)
     assert (found.timed, found.why) == (1, "RuntimeError: invalid argument at line 3")
+
+
+def test_a_uuid_that_cupy_cut_off_at_its_first_zero_is_whole_for_kernel_tuner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = types.ModuleType("cupy.cuda")
+    cuda.runtime = types.SimpleNamespace(  # type: ignore[attr-defined]
+        getDeviceProperties=lambda device: {"name": b"GPU %d" % device, "uuid": bytes(range(1, 12))}
+    )
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    throughput._mend_uuids()
+    found = cuda.runtime.getDeviceProperties(3)
+    assert found == {"name": b"GPU 3", "uuid": bytes(range(1, 12)) + bytes(5)}
+    assert UUID(bytes=found["uuid"]).bytes == found["uuid"]
 
 
 def test_a_kernel_tuner_that_is_not_installed_is_said_to_be(
