@@ -32,8 +32,9 @@ DEADLINE_S = 60.0
 """Seconds that one candidate may keep a compiler busy; the slowest of the ladder takes a few."""
 
 _ATTEMPTS = 2
-_NICE = 5
-"""How far compilers stand back: where they fill all cores, whoever feeds the GPU goes first."""
+_NICE = 10
+"""How far compilers stand back: where they fill all cores, whoever feeds the GPU or proposes goes first. With
+more they would have next to nothing beside other programs."""
 
 CompileFunction = Callable[[Kernel, Arch, BinaryCache | None], Binary]
 
