@@ -21,7 +21,7 @@ from optuna.storages.journal import BaseJournalBackend  # noqa: TID251, TID253
 from optuna.trial import TrialState  # noqa: TID251, TID253
 
 from sgemm_tune.errors import SgemmTuneError, StorageError
-from sgemm_tune.store.files import append_lines, locked
+from sgemm_tune.store.files import DiskWait, append_lines, locked
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -50,6 +50,9 @@ class Journal(BaseJournalBackend):  # type: ignore[misc]  # mypy does not follow
     and in its order. Where that fails, Optuna remembers what the file lacks and would miscount what others
     write: the journal is of no use to this process any more, and says so each time.
 
+    A write survives a kill at once. The disk is asked for it where a trial ends, and waited for by the next
+    such write or by `wait_for_disk`: a power cut can cost the outcomes of a moment, which are tried again.
+
     One thread uses it.
     """
 
@@ -61,6 +64,7 @@ class Journal(BaseJournalBackend):  # type: ignore[misc]  # mypy does not follow
         self._held: list[str] = []  # lines of this turn, which follow those of the file
         self._ends_a_trial = False  # one of them does
         self._failure: SgemmTuneError | None = None
+        self._disk = DiskWait(path)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -85,6 +89,15 @@ class Journal(BaseJournalBackend):  # type: ignore[misc]  # mypy does not follow
                 self._is_open = False
                 if self._held:
                     self._write()
+
+    def wait_for_disk(self) -> None:
+        """Return when all trials that ended are on the disk.
+
+        Raises:
+            FileWriteError: the disk failed.
+        """
+        with self._failing_for_good():
+            self._disk.end()
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         with self.turn():
@@ -128,18 +141,27 @@ class Journal(BaseJournalBackend):  # type: ignore[misc]  # mypy does not follow
     def _write(self) -> None:
         lines, durably = self._held, self._ends_a_trial
         self._held, self._ends_a_trial = [], False
+        with self._failing_for_good():
+            if durably:
+                self._disk.end()
+            append_lines(self.path, lines, durably=False)
+            if durably:
+                self._disk.begin()
+        if self._is_all:
+            self._count += len(lines)
+            self._size += sum(len(line) + 1 for line in lines)  # all ASCII, as JSON is here
+
+    @contextlib.contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        """What fails within is said again whenever the journal is used."""
         try:
-            # a trial's steps survive a kill anyway; the disk is waited for where one ends
-            append_lines(self.path, lines, durably=durably)
+            yield
         except SgemmTuneError as error:
             self._failure = error
             raise
         except BaseException:
             self._failure = StorageError(f"writing {self.path} was interrupted: start again")
             raise
-        if self._is_all:
-            self._count += len(lines)
-            self._size += sum(len(line) + 1 for line in lines)  # all ASCII, as JSON is here
 
 
 def _ends_a_trial(log: Mapping[str, Any]) -> bool:

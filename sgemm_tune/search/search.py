@@ -128,7 +128,7 @@ class _ProblemSearch:
         arch, worker, pool, settings = means.arch, means.worker, means.pool, means.settings
         self._tally = Tally(problem, settings.timeout)
         self._problem, self._worker, self._pool, self._settings = problem, worker, pool, settings
-        self._interrupts, self._on_event = means.interrupts, means.on_event
+        self._interrupts, self._on_event, self._storage = means.interrupts, means.on_event, means.storage
         self._precision = stages[0].precision
         self._table = ResultsFile(settings.results_dir / "results.csv")
         self._last_round = LastRound(
@@ -208,7 +208,9 @@ class _ProblemSearch:
                 # proposals that know more results are better ones: as few ahead as keep all compilers busy
                 # until the next ones are made, and the GPU
                 ahead = jobs + max(_AT_ONCE, jobs // 4) + _AT_ONCE + GPU_QUEUE
-                return self._feed(pipeline, ahead)
+                stopped = self._feed(pipeline, ahead)
+            self._storage.wait_for_disk()
+            return stopped
         except DeviceUnavailable as error:
             kept = f"{self._tally.done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error

@@ -51,6 +51,15 @@ class Storage:
         with locked(self.turn), self.in_a_row():
             yield
 
+    def wait_for_disk(self) -> None:
+        """Return when all that was told is on the disk; a database has waited itself.
+
+        Raises:
+            FileWriteError: the disk failed.
+        """
+        if self.journal is not None:
+            self.journal.wait_for_disk()
+
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Turn what a storage may throw into a StorageError of one line."""

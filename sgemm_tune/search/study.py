@@ -151,7 +151,7 @@ class TuningStudy:
             return asked
 
     def tell(self, ended: Sequence[tuple[Candidate, Outcome, Row]]) -> None:
-        """Finish trials, in this order; they are durable when this returns.
+        """Finish trials, in this order; they survive a kill then, a power cut after `Storage.wait_for_disk`.
 
         Raises:
             StorageError: the storage cannot be used.

@@ -1,8 +1,8 @@
 """Writing that survives a kill, a full disk and other processes. Knows nothing of what is written.
 
 A file is either replaced as a whole (`replace_atomically`) or grows at its end (`append_lines`); both have
-reached the disk when they return, unless told not to wait for it. Whoever reads before writing holds
-`locked` meanwhile.
+reached the disk when they return, unless told not to wait for it (`DiskWait` does so later). Whoever reads
+before writing holds `locked` meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import glob
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -94,6 +95,43 @@ def append_lines(
                 raise
         if before == 0:
             _sync_directory(path.parent)
+
+
+class DiskWait:
+    """Waits for the disk in a thread, so that who appends need not: what is written survives a kill anyway.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread: threading.Thread | None = None
+        self._failure: FileWriteError | None = None
+
+    def begin(self) -> None:
+        """Bring what the file holds by now to the disk; what was begun before must have ended (`end`)."""
+        self._thread = threading.Thread(target=self._sync, name="disk")
+        self._thread.start()
+
+    def end(self) -> None:
+        """Return when that has been done.
+
+        Raises:
+            FileWriteError: the disk failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _sync(self) -> None:
+        try:
+            with _explained(self._path), self._path.open("rb+", buffering=0) as file:
+                os.fsync(file.fileno())
+        except FileWriteError as error:
+            self._failure = error
 
 
 @contextlib.contextmanager

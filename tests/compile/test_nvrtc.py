@@ -27,7 +27,7 @@ def test_a_compilation_says_what_ptxas_said_also_when_it_is_repeated() -> None:
         assert "ptxas" in found.log
 
 
-def test_nvrtcs_own_cache_is_off() -> None:
+def test_nvrtcs_own_cache_is_off_and_what_no_kernel_needs_left_out() -> None:
     major, minor = (int(part) for part in nvrtc.nvrtc_version().split("."))
     for option in ("--no-cache", "--minimal"):
         assert (option in nvrtc.options("sm_90a", ())) == ((major, minor) >= (12, 9))

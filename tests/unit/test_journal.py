@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -142,7 +143,58 @@ def test_the_disk_is_waited_for_once_and_only_where_a_trial_ends(journal: Journa
             for state in states:
                 journal.append_logs([log(1, state=state)])
             journal.append_logs([log(2)])
+        journal.wait_for_disk()
         assert (counts.appends, counts.syncs) == (1, syncs), states
+
+
+def test_the_disk_is_waited_for_by_the_next_trials_end_not_by_this_one(
+    path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def slow(handle: int) -> None:
+        began.release()
+        assert go_on.acquire(timeout=20)
+
+    journal.append_logs([log(0)])  # a new file's folder is waited for
+    monkeypatch.setattr(os, "fsync", slow)
+    journal.append_logs([log(1, state=COMPLETE)])
+    assert began.acquire(timeout=20)
+    journal.append_logs([log(2, state=RUNNING)])
+    assert lines(path) == numbers(journal) == [0, 1, 2], "a kill would lose nothing"
+    next_one = threading.Thread(target=journal.append_logs, args=([log(3, state=PRUNED)],))
+    next_one.start()
+    next_one.join(0.1)
+    assert next_one.is_alive()
+    assert lines(path) == [0, 1, 2]
+    go_on.release()
+    next_one.join(20)
+    assert lines(path) == [0, 1, 2, 3]
+    go_on.release()
+    journal.wait_for_disk()
+    assert began.acquire(timeout=20), "and once more, for that one"
+    journal.wait_for_disk()
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_disk_that_fails_is_said_by_whoever_waits_for_it_and_ever_after(
+    path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, at_the_end: bool
+) -> None:
+    def broken(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    journal.append_logs([log(0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        journal.append_logs([log(1, state=COMPLETE)])
+        waits = journal.wait_for_disk if at_the_end else lambda: journal.append_logs([log(2, state=PRUNED)])
+        with pytest.raises(FileWriteError, match=r"cannot write .*my\.journal: Input/output error") as first:
+            waits()
+    assert lines(path) == [0, 1]
+    for use in (*uses(journal), journal.wait_for_disk):
+        with pytest.raises(FileWriteError) as later:
+            use()
+        assert str(later.value) == str(first.value)
 
 
 def test_what_was_read_is_not_read_again(journal: Journal, counts: Counts) -> None:

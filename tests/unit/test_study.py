@@ -99,7 +99,12 @@ def test_outcomes_that_are_told_together_are_one_write_each_before_its_trial_end
     outcomes: list[Outcome] = [measurement(), REJECTED, replace(measurement(), ms=1.5)]
     rows: list[Row] = [{"row_id": name} for name in "abc"]
     told = list(zip((candidates[i] for i in (2, 0, 3)), outcomes, rows, strict=True))
-    _, done = counted(monkeypatch, path, lambda: study.tell(told))
+
+    def tell() -> None:
+        study.tell(told)
+        study._storage.wait_for_disk()
+
+    _, done = counted(monkeypatch, path, tell)
     assert done == ["append", "sync"]
     assert steps(path, before) == [
         (2, "result"),

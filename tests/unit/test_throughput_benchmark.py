@@ -460,7 +460,7 @@ def test_a_kernel_tuner_that_breaks_off_says_why_and_what_it_had_timed(
     assert (found.timed, found.why) == (1, "RuntimeError: invalid argument at line 3")
 
 
-def test_a_uuid_that_cupy_cut_off_at_its_first_zero_is_whole_for_kernel_tuner(
+def test_a_uuid_that_cupy_cut_off_at_its_first_zero_is_long_enough_for_kernel_tuner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda = types.ModuleType("cupy.cuda")
