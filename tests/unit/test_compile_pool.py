@@ -393,10 +393,12 @@ def test_processes_can_be_started_before_they_are_needed() -> None:
 
 PATHS = [str(Path(__file__).parent), str(Path(nvrtc.__file__).parents[2])]
 ORPHANS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 sys.path[:0] = {paths!r}
 import test_compile_pool as t
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started without
 
 # no __main__ guard: the processes must not run this file again
 Path({mark!r}).open("a").write("x")
