@@ -21,7 +21,7 @@ from sgemm_tune.compiler.sources import SourceText, source_text
 from sgemm_tune.errors import CompileError, DeviceUnavailable
 from sgemm_tune.kernel import ENTRY_POINT, Code, Kernel
 
-_CACHES_SINCE = (12, 9)
+_OPTIONS_SINCE = (12, 9)
 """The first NVRTC with a cache of its own (its user guide, "Caching"), and the option to do without; it knows
 `--minimal` as well."""
 
@@ -99,7 +99,7 @@ def options(target: str, defines: tuple[str, ...]) -> tuple[str, ...]:
         "--std=c++17",
         "--device-as-default-execution-space",
         "--ptxas-options=-v",
-        *(("--no-cache", "--minimal") if _nvrtc().getVersion() >= _CACHES_SINCE else ()),
+        *(("--no-cache", "--minimal") if _nvrtc().getVersion() >= _OPTIONS_SINCE else ()),
         *defines,
     )
 
