@@ -212,6 +212,7 @@ class _ProblemSearch:
             self._storage.wait_for_disk()
             return stopped
         except DeviceUnavailable as error:
+            self._storage.wait_for_disk()  # before it is said that they are stored
             kept = f"{self._tally.done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error
         finally:

@@ -18,7 +18,9 @@ from sgemm_tune.errors import ConfigFileError, DeviceUnavailable, SgemmTuneError
 from sgemm_tune.measure.outcome import Outcome, Status
 from sgemm_tune.measure.protocol import Check, Policy, Request
 from sgemm_tune.problem import Problem
+from sgemm_tune.search.journal import Journal
 from sgemm_tune.search.types import Progress, SearchSettings, Stop
+from sgemm_tune.store.files import FileWriteError
 from tests.fakes import Bench, InlineWorker, Script, default_ms, kernels_of
 
 KERNELS = kernels_of("coalesced")
@@ -383,6 +385,21 @@ def test_a_lost_gpu_says_what_is_stored_and_the_same_command_goes_on(
     monkeypatch.setattr(InlineWorker, "evaluate", sound)
     (result,) = bench.search(trials=15)
     assert (result.done, result.resumed) == (15, 6)
+
+
+def test_trials_that_the_disk_did_not_take_are_not_said_to_be_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: InlineWorker, request: Request) -> Outcome:
+        raise DeviceUnavailable("the GPU has fallen off the bus")
+
+    def broken(self: Journal) -> None:
+        raise FileWriteError("cannot write my.journal: Input/output error")
+
+    monkeypatch.setattr(InlineWorker, "evaluate", lost)
+    monkeypatch.setattr(Journal, "wait_for_disk", broken)
+    with pytest.raises(FileWriteError, match=r"my\.journal"):
+        bench.search(trials=15)
 
 
 @pytest.mark.parametrize("stages", [(), ("coalesced", "tf32_mma")])
