@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,9 +24,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
+from benchmarks.command import searched, sgemm_tune
 from sgemm_tune.bench.bench import Bench, Gpu
 from sgemm_tune.cli.gpu import open_worker
-from sgemm_tune.compiler.cache import CACHE_VARIABLE, BinaryCache
+from sgemm_tune.compiler.cache import BinaryCache
 from sgemm_tune.kernel import Kernel
 from sgemm_tune.measure.outcome import Measurement
 from sgemm_tune.measure.protocol import Policy
@@ -64,46 +63,22 @@ class Winner:
         return statistics.median(self.bench_ms)
 
 
-def sgemm_tune(*arguments: str, cache: Path | None = None) -> Any:
-    """The JSON document that a command prints.
-
-    Args:
-        arguments: of the command.
-        cache: of compiled kernels; None: the user's.
-
-    Raises:
-        SystemExit: the command failed.
-    """
-    command = [sys.executable, "-m", "sgemm_tune", *arguments, "--json"]
-    environment = {**os.environ, **({CACHE_VARIABLE: str(cache)} if cache is not None else {})}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr[-500:]}")
-    return json.loads(done.stdout)
-
-
 def entry(path: Path) -> Entry:
     """The one entry of a configuration file."""
     (found,) = load_config(path).entries
     return found
 
 
-def searched(root: Path, size: int, seed: int, trials: int, cold: bool) -> tuple[Path, dict[str, Any]]:
+def found_by(root: Path, size: int, seed: int, trials: int, cold: bool) -> tuple[Path, dict[str, Any]]:
     """Search with all files below `root`; (the file that holds the winner, what the search told).
 
     Raises:
         SystemExit: the search failed, or there is no GPU to measure on.
     """
-    told = sgemm_tune(
-        "search",
-        *("--size", str(size), "--seed", str(seed), "--trials", str(trials)),
-        *("--configs-dir", str(root / "configs"), "--results-dir", str(root / "results")),
-        cache=root / "cubins" if cold else None,
-    )
-    if told["mode"] != "measured":
-        raise SystemExit("there is no GPU to measure on: see `sgemm-tune doctor`")
-    (found,) = (root / "configs").glob("*.yaml")
-    return found, told["results"][0]
+    asked = ("--size", str(size), "--seed", str(seed), "--trials", str(trials))
+    told = searched(*asked, folder=root, cache=root / "cubins" if cold else None)
+    (file,) = (root / "configs").glob("*.yaml")
+    return file, told["results"][0]
 
 
 def benched(path: Path, times: int) -> tuple[float, ...]:
@@ -125,7 +100,7 @@ def measure(size: int, seeds: int, benches: int, trials: int, cold: bool) -> dic
     """Search with seeds 0, 1, ...; bench every winner in fresh processes; time all of them together."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = [searched(folder / str(seed), size, seed, trials, cold) for seed in range(seeds)]
+        found = [found_by(folder / str(seed), size, seed, trials, cold) for seed in range(seeds)]
         winners = [
             Winner(seed, entry(file), told, benched(file, benches)) for seed, (file, told) in enumerate(found)
         ]
@@ -148,6 +123,8 @@ def report(winners: Sequence[Winner], verdict: Verdict) -> dict[str, Any]:
                 "config": str(winner.kernel),
                 "ms": winner.found.ms,
                 "vs_cublas": winner.found.vs_cublas,
+                "sm_mhz": winner.found.provenance.sm_mhz,
+                "throttle": winner.found.provenance.throttle,
                 "bench_ms": list(winner.bench_ms),
                 "seconds": round(winner.told["seconds"], 1),
                 "tied": winner.told["tied"],

@@ -2,13 +2,14 @@
 
     python benchmarks/throughput.py --size 4096 --trials 500 --json
 
-Five parts, each in folders of its own and with a fresh process on the GPU:
+Six parts, each in folders of its own and with a fresh process on the GPU:
 
     1. all fp32 stages that suit the shape, no compiled kernel in the cache
     2. the same search again with the cache that part 1 has filled
     3. one stage, an empty cache
     4. the same job as Kernel Tuner's: that stage, only configurations that it can launch, drawn at random
-    5. Kernel Tuner, where it is installed, on that stage's source and legal configurations, those tunables
+    5. the same draws again, with the cache that part 4 has filled
+    6. Kernel Tuner, where it is installed, on that stage's source and legal configurations, those tunables
        made constants of the source that the searches give at the launch
 
 A configuration counts as validated when its result was right and it has a time, early cuts included: they
@@ -16,10 +17,10 @@ are validated before they are timed. Kernel Tuner compiles and times one after a
 no result, which favours it. Its CUDA context exists before its clock starts, and its compiler is loaded; so
 are those of the searches, whose processes the command starts while the GPU is opened.
 
+A second search compiles nothing that the first one has compiled: `second_recompiled` counts the cubins of
+part 2 that part 1 had compiled already, `same_draws_compiled` what part 5 had to compile: both must be 0.
 What the sampler of part 2 proposes follows from measured times, which are never twice the same, so with `gp`
-and `tpe` it asks for configurations that part 1 has not tried: `second_compiled` counts those it had to
-compile, `second_recompiled` the cubins among them that part 1 had compiled already: that must be 0. With
-`--sampler random` both must be 0.
+and `tpe` it asks for configurations that part 1 has not tried, too: `second_compiled` of them were compiled.
 
 Needs a GPU.
 """
@@ -82,6 +83,7 @@ BLOCK_SIZE = "block_size_x"
 
 EMPTY, FILLED, ONE_STAGE = "all stages, empty cache", "all stages, filled cache", "one stage, empty cache"
 AS_PEER = "one stage as Kernel Tuner, empty cache"
+SAME_DRAWS = "the same draws again, filled cache"
 
 
 # ------------------------------------------------------------------------------------------ our searches
@@ -563,7 +565,7 @@ def measure(
     arch = parse_arch(info.arch)
     alike = launchable(request.stage)
     if alike.legal(arch):
-        parts.append((AS_PEER, (alike,), "peer", "random"))
+        parts += [(name, (alike,), "peer", "random") for name in (AS_PEER, SAME_DRAWS)]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for number, (name, stages, cache, sampler) in enumerate(parts):
@@ -615,9 +617,10 @@ def document(
     """Everything that was measured, for a script.
 
     `ratio` is the third run's rate / Kernel Tuner's, `ratio_same_job` the fourth's; None where Kernel Tuner
-    did not run to its end, or can launch none of the stage's configurations.
+    did not run to its end. The fourth run and the fifth are missing where it can launch none of the stage's
+    configurations: `ratio_same_job` and `same_draws_compiled` are None then.
     """
-    _, filled, one, *alike = runs
+    _, filled, one, *drawn = runs
     rate = peer.timed_per_second if not peer.why else None
     return {
         "device": info.name,
@@ -634,9 +637,10 @@ def document(
         "runs": [asdict(run) for run in runs],
         "second_compiled": filled.compiled,
         "second_recompiled": second_recompiled,
+        "same_draws_compiled": drawn[1].compiled if drawn else None,
         "peer": {"tool": PEER, "time_limit": request.peer_seconds, **asdict(peer)},
         "ratio": one.validated_per_second / rate if rate else None,
-        "ratio_same_job": alike[0].validated_per_second / rate if rate and alike else None,
+        "ratio_same_job": drawn[0].validated_per_second / rate if rate and drawn else None,
     }
 
 
@@ -686,6 +690,8 @@ def shown(found: Mapping[str, Any]) -> list[str]:
         f"The second search compiled {found['second_compiled']} kernels, "
         f"{found['second_recompiled']} of them a second time.",
     ]
+    if found["same_draws_compiled"] is not None:
+        lines.append(f"The same draws again took {found['same_draws_compiled']} compilations.")
     if peer["timed"] is None:
         lines.append(f"{PEER} did not run: {peer['why']}.")
         return lines

@@ -23,6 +23,7 @@ from benchmarks.throughput import (
     EMPTY,
     FILLED,
     ONE_STAGE,
+    SAME_DRAWS,
     Peer,
     PeerJob,
     PeerSpace,
@@ -156,11 +157,11 @@ def found(seen: list[PeerJob]) -> dict[str, Any]:
     return measured(request_of(), peer=peer)
 
 
-def test_four_searches_of_the_same_budget(found: dict[str, Any]) -> None:
-    assert [run["name"] for run in found["runs"]] == [EMPTY, FILLED, ONE_STAGE, AS_PEER]
-    assert [run["trials"] for run in found["runs"]] == [TRIALS] * 4
+def test_five_searches_of_the_same_budget(found: dict[str, Any]) -> None:
+    assert [run["name"] for run in found["runs"]] == [EMPTY, FILLED, ONE_STAGE, AS_PEER, SAME_DRAWS]
+    assert [run["trials"] for run in found["runs"]] == [TRIALS] * 5
     of_stage = kernels_of("vectorized")
-    legal = [LEGAL, LEGAL, len(of_stage), len(within_peer_limit(of_stage))]
+    legal = [LEGAL, LEGAL, len(of_stage), *[len(within_peer_limit(of_stage))] * 2]
     assert [run["legal"] for run in found["runs"]] == legal
     assert all(run["best"] for run in found["runs"])
     for run in found["runs"]:
@@ -169,12 +170,13 @@ def test_four_searches_of_the_same_budget(found: dict[str, Any]) -> None:
     assert (found["device"], found["shape"], found["seed"]) == ("NVIDIA H200", "256x256x256", 3)
 
 
-def test_the_second_search_compiles_nothing_and_the_third_everything(found: dict[str, Any]) -> None:
-    first, second, third, fourth = found["runs"]
+def test_searches_compile_what_no_earlier_one_of_their_cache_has_compiled(found: dict[str, Any]) -> None:
+    first, second, third, fourth, again = found["runs"]
     assert (first["compiled"], first["cached"]) == (TRIALS, 0)
     assert (second["compiled"], second["cached"]) == (0, TRIALS)
     assert (third["compiled"], third["cached"]) == (fourth["compiled"], fourth["cached"]) == (TRIALS, 0)
-    assert (found["second_compiled"], found["second_recompiled"]) == (0, 0)
+    assert (again["compiled"], again["cached"]) == (0, TRIALS)
+    assert (found["second_compiled"], found["second_recompiled"], found["same_draws_compiled"]) == (0, 0, 0)
 
 
 def test_kernel_tuner_gets_the_same_stage_and_a_folder_of_its_own(
@@ -190,7 +192,7 @@ def test_the_table_names_the_device_and_has_a_row_for_each_search(found: dict[st
     assert lines[0].startswith("NVIDIA H200, 132 SMs, 256x256x256, 2 compiler processes")
     rows = [line for line in lines if line.startswith("| ")]
     names = [row.split(" | ", maxsplit=1)[0] for row in rows]
-    assert names == [f"| {name}" for name in ("search", EMPTY, FILLED, ONE_STAGE, AS_PEER)]
+    assert names == [f"| {name}" for name in ("search", EMPTY, FILLED, ONE_STAGE, AS_PEER, SAME_DRAWS)]
     assert len({row.count("|") for row in rows}) == 1
     assert lines[-1] == "Kernel Tuner did not run: not installed."
 
@@ -232,6 +234,7 @@ def test_a_stage_that_the_gpu_cannot_run_is_said_to_be() -> None:
 def test_a_cache_that_forgets_shows() -> None:
     found = measured(request_of(), forgets=True)
     assert (found["second_compiled"], found["second_recompiled"]) == (TRIALS, TRIALS)
+    assert found["same_draws_compiled"] == TRIALS
 
 
 def test_failures_are_counted_by_status_and_a_smaller_space_is_searched_as_a_whole() -> None:
@@ -246,8 +249,8 @@ def test_failures_are_counted_by_status_and_a_smaller_space_is_searched_as_a_who
 # ------------------------------------------------------------------------------------------ Kernel Tuner
 
 
-def document_of(peer: Peer, runs: int = 4) -> dict[str, Any]:
-    """Runs of 0.1, 0.2, 0.3 and 0.4 validated configurations a second beside `peer`."""
+def document_of(peer: Peer, runs: int = 5) -> dict[str, Any]:
+    """Runs of 0.1, 0.2, 0.3, ... validated configurations a second beside `peer`."""
     searched = [figures("some", 99, result(), [MEASURED] * n, elapsed=14.0) for n in range(1, runs + 1)]
     return document(request_of(), INFO, searched, 0, peer)
 
@@ -262,10 +265,11 @@ def test_the_ratios_are_those_of_the_third_and_fourth_search() -> None:
     assert "Drawing at random from the same, it is 8.0 times as fast." in text
 
 
-def test_a_stage_that_kernel_tuner_cannot_launch_has_no_fourth_search() -> None:
+def test_a_stage_that_kernel_tuner_cannot_launch_has_no_search_of_its_own() -> None:
     timed = Peer(space=0, left_out=2, version="1.5.0", timed=1, failed=0, seconds=20.0, timed_per_second=0.05)
     found = document_of(timed, runs=3)
     assert (found["ratio"], found["ratio_same_job"]) == (pytest.approx(6.0), None)
+    assert found["same_draws_compiled"] is None
     assert "at random" not in "\n".join(shown(found))
 
 
