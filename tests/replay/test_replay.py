@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.model import main as judge_model
 from benchmarks.replay import Replay, Table, main, read_table, replay, summary
 from sgemm_tune.arch import ARCHS
 from sgemm_tune.kernel import ladder
@@ -163,16 +164,24 @@ def test_the_exhaustive_table_is_read_as_configurations() -> None:
         if stage.precision is Precision.FP32
         for kernel in stage.legal(ARCHS["sm_90"])
     }
-    assert len(table.space) == 10_119
+    assert len(table.space) == 16_801
     measured = [point_of(kernel_of(point)) for point in table.space.points]
     assert {tuple(sorted(point.items())) for point in measured} <= legal
-    assert sum(math.isnan(time) for time in table.times) == 14
+    assert sum(math.isnan(time) for time in table.times) == 45
 
 
 def test_goals_on_the_exhaustive_table() -> None:
     measured = read_table(EXHAUSTIVE)
     hits = [replay(measured, DEFAULT_SAMPLER, seed, 400).to_99 or 401 for seed in range(3)]
     assert max(hits) <= 200
+
+
+def test_the_model_orders_the_exhaustive_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge_model([str(EXHAUSTIVE), "--json"]) == 0
+    judged = json.loads(capsys.readouterr().out)["without registers"]["all"]
+    assert judged["configurations"] == 16_801 - 45
+    assert judged["spearman"] >= 0.8
+    assert max(judged["best_of_first"]["16"]) <= 1.03
 
 
 @pytest.mark.parametrize("name", TABLES)
