@@ -56,6 +56,11 @@ def read_results(path: Path) -> list[Row]:
     return rows
 
 
+def shape_of(row: Row) -> str:
+    """The row's problem as MxNxK."""
+    return "x".join(row[side] for side in ("m", "n", "k"))
+
+
 def replay_lines(rows: Iterable[Row], shape: str, precision: str) -> list[list[str]]:
     """The lines of the replay table, its header first.
 
@@ -69,8 +74,7 @@ def replay_lines(rows: Iterable[Row], shape: str, precision: str) -> list[list[s
     """
     newest: dict[tuple[str, str], tuple[datetime, dict[str, int], str]] = {}
     for row in rows:
-        found = "x".join(row[name] for name in ("m", "n", "k"))
-        if (found, row["precision"]) != (shape, precision) or row["status"] == _PREDICTED:
+        if (shape_of(row), row["precision"]) != (shape, precision) or row["status"] == _PREDICTED:
             continue
         params = json.loads(row["config"])
         key = (row[STAGE], json.dumps(params, sort_keys=True))

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs
 
 from benchmarks.command import searched
 from benchmarks.replay import Table, read_table
-from benchmarks.replay_table import STAGE, Row, read_results
+from benchmarks.replay_table import STAGE, Row, read_results, shape_of
 from sgemm_tune.errors import SgemmTuneError
 from sgemm_tune.problem import Problem
 
@@ -171,11 +171,10 @@ def _placed(run: Run, problem: Problem, table: Table, fastest: float) -> dict[st
     (result,) = (each for each in run.told["results"] if each["shape"] == problem.shape)
     best = result["best"]
     there = math.nan if best is None else _time_of(table, best["stage"], best["params"])
-    shape = tuple(str(side) for side in (problem.m, problem.n, problem.k))
     close = [
         datetime.fromisoformat(row["date"]).timestamp() + 1 - run.began
         for row in run.rows
-        if (row["m"], row["n"], row["k"]) == shape
+        if shape_of(row) == problem.shape
         and _time_of(table, row[STAGE], json.loads(row["config"])) <= CLOSE * fastest
     ]
     return {

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from sgemm_tune.arch import Arch
@@ -203,16 +203,15 @@ class _ProblemSearch:
 
     def _try_candidates(self) -> Stop:
         try:
-            with Pipeline[Candidate](self._pool, self._worker, self._request) as pipeline:
+            with ExitStack() as ending:
+                ending.callback(self._storage.wait_for_disk)  # last, whatever ends it
+                pipeline = ending.enter_context(Pipeline[Candidate](self._pool, self._worker, self._request))
                 jobs = self._settings.jobs
                 # proposals that know more results are better ones: as few ahead as keep all compilers busy
                 # until the next ones are made, and the GPU
                 ahead = jobs + max(_AT_ONCE, jobs // 4) + _AT_ONCE + GPU_QUEUE
-                stopped = self._feed(pipeline, ahead)
-            self._storage.wait_for_disk()
-            return stopped
+                return self._feed(pipeline, ahead)
         except DeviceUnavailable as error:
-            self._storage.wait_for_disk()  # before it is said that they are stored
             kept = f"{self._tally.done} trials are stored, and the same command goes on from there"
             raise DeviceUnavailable(f"{error} ({kept})") from error
         finally:

@@ -387,16 +387,21 @@ def test_a_lost_gpu_says_what_is_stored_and_the_same_command_goes_on(
     assert (result.done, result.resumed) == (15, 6)
 
 
-def test_trials_that_the_disk_did_not_take_are_not_said_to_be_stored(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", [None, DeviceUnavailable, SgemmTuneError])
+def test_whatever_ends_a_search_trials_that_the_disk_did_not_take_are_not_said_to_be_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, end: type[SgemmTuneError] | None
 ) -> None:
-    def lost(self: InlineWorker, request: Request) -> Outcome:
-        raise DeviceUnavailable("the GPU has fallen off the bus")
+    sound = InlineWorker.evaluate
+
+    def ended(self: InlineWorker, request: Request) -> Outcome:
+        if end is not None:
+            raise end("the GPU has fallen off the bus")
+        return sound(self, request)
 
     def broken(self: Journal) -> None:
         raise FileWriteError("cannot write my.journal: Input/output error")
 
-    monkeypatch.setattr(InlineWorker, "evaluate", lost)
+    monkeypatch.setattr(InlineWorker, "evaluate", ended)
     monkeypatch.setattr(Journal, "wait_for_disk", broken)
     with pytest.raises(FileWriteError, match=r"my\.journal"):
         bench.search(trials=15)
